@@ -1,0 +1,1 @@
+"""Group-relative objectives as pure functions: no config, model, logger or mesh in sight."""

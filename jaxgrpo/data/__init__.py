@@ -1,0 +1,1 @@
+"""Prompts and the chat template: the only bridge between text and tokens. Never imports JAX."""

@@ -1,0 +1,1 @@
+"""Samplers: things that implement the Engine protocol."""

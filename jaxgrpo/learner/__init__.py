@@ -1,0 +1,1 @@
+"""From trajectories to updated parameters."""

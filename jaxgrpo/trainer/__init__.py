@@ -1,0 +1,1 @@
+"""The run, readable top to bottom."""

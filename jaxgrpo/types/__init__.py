@@ -1,0 +1,1 @@
+"""Records that travel between rooms: no logic. `rollout` is NumPy only; `batch` is a JAX pytree."""

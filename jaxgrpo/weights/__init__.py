@@ -1,0 +1,1 @@
+"""Between our parameter tree and Hugging Face tensors."""
