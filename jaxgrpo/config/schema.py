@@ -96,6 +96,9 @@ class RewardSection(Section):
         description="Its factor in the summed reward; 0: measured and logged, but not trained on.",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the reward function.")
+    on_error: Literal["stop", "abstain"] = Field(
+        "stop", description="When the function raises: stop the run, or leave the sample unscored and count it."
+    )
 
 
 class SamplingSection(Section):

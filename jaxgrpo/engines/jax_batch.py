@@ -1,4 +1,4 @@
-"""Continuous batching on the host, one step at a time: seats requests, runs the compiled programs, cuts what has ended."""
+"""Continuous batching on the host, step by step: seats requests, runs the programs, cuts what has ended."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class Batch:
         slots: sequences decoded at once, at most.
         steps: tokens drawn in one call of the device before the host looks at them.
         prefill_tokens: prompt tokens, padding included, of one prefill.
-        cost: what a decode step costs, in slots: the fixed part, and arithmetic operations in the time of one byte of cache.
+        step_cost: the part of a decode step's time that does not depend on its slots, in units of one slot's share.
+        operations_per_byte: arithmetic operations in the time of reading one byte of cache.
         stop_text: decodes token ids, for stop strings.
     """
 
@@ -255,7 +256,7 @@ class Batch:
         return np.asarray(token)[None], np.asarray(logprob)[None], taken
 
     def _prepare_penalties(self, capacity: Capacity) -> np.ndarray | None:
-        """Keeps token counts on the device only while some sequence has penalties; returns the prompts of all rows then."""
+        """Keeps token counts on the device while some sequence has penalties; returns the prompts of all rows then."""
         assert self._state is not None
         if not self._features.penalties:
             self._state = replace(self._state, counts=None, prompt_seen=None)
@@ -289,7 +290,9 @@ class Batch:
         """Appends tokens up to the end of the sequence; why it ended, or None."""
         for token, logprob in zip(tokens, logprobs, strict=True):
             if not math.isfinite(logprob):
-                raise FloatingPointError(f"the sampler's logits are not finite: weights of version {self.version} have diverged")
+                raise FloatingPointError(
+                    f"the sampler's logits are not finite: weights of version {self.version} have diverged"
+                )
             request.token_ids.append(token)
             request.logprobs.append(logprob)
             request.versions.append(self.version)

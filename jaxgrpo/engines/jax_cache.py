@@ -1,25 +1,27 @@
 """What the embedded sampler keeps on the device between two tokens, and attention over it.
 
 P rows of W slots: a row holds one prompt, whose keys and values are stored once and read once a step for all its slots;
-each slot holds one completion. Keys are stored with time last, [P, Hk, Dh, T] and [P, Hk, W, Dh, T], values with time before
-Dh: both products of attention then run over contiguous memory without a transposed copy.
+each slot holds one completion. Keys are stored with time last, [P, Hk, Dh, T] and [P, Hk, W, Dh, T], values with time
+before Dh: both products of attention then run over contiguous memory without a transposed copy.
 
-A *layer store* holds one array a layer: a tuple of L arrays where the decoder is unrolled (a slice of a stacked array would be
-copied for every token), one array with leading axis L where it is scanned.
+A *layer store* holds one array a layer: a tuple of L arrays where the decoder is unrolled (a slice of a stacked array
+would be copied for every token), one array with leading axis L where it is scanned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxgrpo.engines.jax_sampling import Settings
-from jaxgrpo.models.decoder import Decoder
 from jaxgrpo.models.attention import causal_attention
+from jaxgrpo.models.decoder import Decoder
 
 Array = jax.Array
 Store = Any  # a layer store
@@ -111,6 +113,26 @@ def empty(decoder: Decoder, capacity: Capacity) -> State:
     )
 
 
+def placed(state: State, mesh: Mesh | None) -> State:
+    """Lays a state out on a mesh: rows over data x fsdp, key heads over tensor, whole where these do not divide them."""
+    if mesh is None or mesh.size == 1:
+        return state
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    by_rows = ("data", "fsdp") if state.prompt_length.shape[0] % ways == 0 else None
+
+    def rows(array: Array) -> Array:
+        return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(by_rows)))
+
+    def store(array: Array, rank: int) -> Array:
+        layers = [None] * (array.ndim - rank)
+        heads = "tensor" if array.shape[len(layers) + 1] % mesh.shape["tensor"] == 0 else None
+        return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*layers, by_rows, heads)))
+
+    rest = jax.tree.map(rows, replace(state, prefix=None, own=None))
+    prefix, own = (jax.tree.map(partial(store, rank=rank), pair) for pair, rank in ((state.prefix, 4), (state.own, 5)))
+    return replace(rest, prefix=prefix, own=own)
+
+
 def each_layer(function: Callable[..., Array], *stores: Store) -> Store:
     """Applies a function of one layer's arrays to every layer."""
     if isinstance(stores[0], tuple):
@@ -131,7 +153,9 @@ def prefill_attention(positions: Array) -> Callable[..., tuple[Array, KeyValue]]
     """`attend` for prompts [R, T], padded at their ends: causal, and it leaves keys and values in its cache."""
     causal = causal_attention(positions)
 
-    def attend(query: Array, key: Array, value: Array, cache: KeyValue, layer: Any, window: Any) -> tuple[Array, KeyValue]:
+    def attend(
+        query: Array, key: Array, value: Array, cache: KeyValue, layer: Any, window: Any
+    ) -> tuple[Array, KeyValue]:
         out, _ = causal(query, key, value, None, layer, window)
         return out, _record(cache, layer, key, value)
 
@@ -141,20 +165,24 @@ def prefill_attention(positions: Array) -> Callable[..., tuple[Array, KeyValue]]
 def decode_attention(state: State) -> Callable[..., tuple[Array, KeyValue]]:
     """`attend` for one new token of every slot (B = P * W, T = 1), over prompt, completion and the token itself.
 
-    softmax over the three parts together; scores and sums in float32. The state is only read: the new keys and values are
-    left in the cache and written by `append`, all layers at once.
+    softmax over the three parts together; scores and sums in float32. The state is only read: the new keys and values
+    are left in the cache and written by `append`, all layers at once.
     """
     prompt_length, done = state.prompt_length, state.slots.count - 1  # completion tokens that are stored
     rows, width = done.shape
 
-    def attend(query: Array, key: Array, value: Array, cache: KeyValue, layer: Any, window: Any) -> tuple[Array, KeyValue]:
+    def attend(
+        query: Array, key: Array, value: Array, cache: KeyValue, layer: Any, window: Any
+    ) -> tuple[Array, KeyValue]:
         heads, size = query.shape[2:]
         kv_heads = key.shape[2]
-        query = query.reshape(rows, width, kv_heads, heads // kv_heads, size).transpose(0, 2, 1, 3, 4)  # [P, Hk, W, G, Dh]
-        new_key, new_value = (x.reshape(rows, width, kv_heads, size).transpose(0, 2, 1, 3)[:, :, :, None] for x in (key, value))
-        prefix_key, prefix_value, own_key, own_value = (
-            _layer(store, layer) for store in (*state.prefix, *state.own)
+        query = query.reshape(rows, width, kv_heads, heads // kv_heads, size).transpose(
+            0, 2, 1, 3, 4
+        )  # [P, Hk, W, G, Dh]
+        new_key, new_value = (
+            x.reshape(rows, width, kv_heads, size).transpose(0, 2, 1, 3)[:, :, :, None] for x in (key, value)
         )
+        prefix_key, prefix_value, own_key, own_value = (_layer(store, layer) for store in (*state.prefix, *state.own))
         prefix_seen, own_seen = _visible(prefix_key.shape[-1], own_key.shape[-1], prompt_length, done, window)
         scores = {"preferred_element_type": jnp.float32}
         prefix = jnp.where(prefix_seen, jnp.einsum("pkwgd,pkdt->pkwgt", query, prefix_key, **scores), _MASKED)
@@ -202,7 +230,9 @@ def write_prompts(state: State, new: KeyValue, rows: Array, length: Array, hidde
 
     return replace(
         state,
-        prefix=KeyValue(each_layer(put_key, state.prefix.key, new.key), each_layer(put_value, state.prefix.value, new.value)),
+        prefix=KeyValue(
+            each_layer(put_key, state.prefix.key, new.key), each_layer(put_value, state.prefix.value, new.value)
+        ),
         prompt_length=state.prompt_length.at[rows].set(length, mode="drop"),
         hidden=state.hidden.at[rows].set(hidden.astype(state.hidden.dtype), mode="drop"),
     )

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import jax
+from jax.sharding import Mesh
 
 from jaxgrpo.engines.jax_batch import Batch
-from jaxgrpo.engines.jax_generate import Programs
+from jaxgrpo.engines.jax_generate import programs
 from jaxgrpo.engines.jax_layout import Request
 from jaxgrpo.models.decoder import Decoder, Params
 from jaxgrpo.rollout.engine import Choice, SamplingParams
@@ -21,8 +22,9 @@ _SETTLE = 5  # turns of the event loop without a new request after which everyth
 class JaxEngine:
     """Samples with the learner's own parameters, in the learner's process.
 
-    The random numbers of a request come from its seed and the number of the token alone, so its tokens depend neither on its
-    neighbours nor on the slot it gets (other than by the last bits of floating-point sums in batches of other shapes).
+    The random numbers of a request come from its seed and the number of the token alone, so its tokens depend neither
+    on its neighbours nor on the slot it gets (other than by the last bits of floating-point sums in batches of other
+    shapes).
 
     Args:
         decoder: the model; unrolled is faster on a CPU, scanned compiles faster and suits accelerators.
@@ -31,6 +33,7 @@ class JaxEngine:
         stop_text: decodes token ids to text; needed for stop strings only.
         steps: tokens drawn between two looks of the host; default 1 on a CPU, where looking is cheap, 8 elsewhere.
         prefill_tokens: prompt tokens computed at once; bounds the memory of a prefill.
+        mesh: the mesh of the parameters, if they are on more than one device (of one process).
     """
 
     def __init__(
@@ -42,10 +45,12 @@ class JaxEngine:
         stop_text: Callable[[tuple[int, ...]], str] | None = None,
         steps: int | None = None,
         prefill_tokens: int = 4096,
+        mesh: Mesh | None = None,
     ):
         on_cpu = jax.default_backend() == "cpu"
         self._max_context = max_context
-        self._programs = Programs(decoder)
+        self._programs = programs(decoder, mesh)
+        self._compiled_before = self._programs.compilations
         self._batch = Batch(
             self._programs,
             slots=slots,
@@ -69,8 +74,8 @@ class JaxEngine:
 
     @property
     def compilations(self) -> int:
-        """Programs compiled so far; stands still once every shape has been seen."""
-        return self._programs.compilations
+        """Programs compiled since this engine was made; stands still once every shape has been seen."""
+        return self._programs.compilations - self._compiled_before
 
     def stats(self) -> dict[str, float]:
         """Counters since the engine was made (see `jax_batch.Stats`) and `compilations`."""
@@ -80,8 +85,8 @@ class JaxEngine:
         """Samples with `params` from now on; what is under way goes on with them. Waits for a step in progress.
 
         The arrays are used as they are, except that on a CPU an unrolled decoder's layers are copied apart, and that a
-        decoder of a narrower type gets a copy of the matrices in it. They must stay alive until the next `load`: a learner
-        that donates its parameters loads the new ones before it samples again.
+        decoder of a narrower type gets a copy of the matrices in it. They must stay alive until the next `load`: a
+        learner that donates its parameters loads the new ones before it samples again.
         """
         with self._lock:
             self._batch.load(params, version)
@@ -90,8 +95,8 @@ class JaxEngine:
         """Draws one completion. Requests that wait together are batched; those with equal `token_ids` share the prompt.
 
         Raises:
-            ValueError: the prompt is empty or leaves no room in the context, `max_tokens` is not positive, or stop strings
-                are asked of an engine without `stop_text`.
+            ValueError: the prompt is empty or leaves no room in the context, `max_tokens` is not positive, or
+                stop strings are asked of an engine without `stop_text`.
         """
         request = self._request(tuple(token_ids), sampling)
         loop = asyncio.get_running_loop()
@@ -114,10 +119,13 @@ class JaxEngine:
         room = self._max_context - len(prompt)
         if room < 1:
             raise ValueError(
-                f"a prompt of {len(prompt)} tokens leaves no room for a completion in a context of {self._max_context} tokens"
+                f"a prompt of {len(prompt)} tokens leaves no room for a completion: "
+                f"the context has {self._max_context} tokens"
             )
         if sampling.stop and self._batch.stop_text is None:
-            raise ValueError(f"stop strings {sampling.stop} were asked for, but the engine has no stop_text to decode with")
+            raise ValueError(
+                f"stop strings {sampling.stop} were asked for, but the engine has no stop_text to decode with"
+            )
         return Request(prompt, sampling, min(sampling.max_tokens, room))
 
     async def _drive(self) -> None:

@@ -1,19 +1,20 @@
 """The four compiled programs of the embedded sampler: prefill, copy, admit and decode; and the move between layouts.
 
-Each takes the `State` and returns its successor in the same buffers (donated). Shapes are static and come from `Capacity`;
-every new combination of shapes and features is one compilation, which `Programs.compilations` counts.
+Each takes the `State` and returns its successor in the same buffers (donated). Shapes are static and come from
+`Capacity`; every new combination of shapes and features is one compilation, which `Programs.compilations` counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxgrpo.engines.jax_cache import (
     Capacity,
@@ -25,10 +26,11 @@ from jaxgrpo.engines.jax_cache import (
     each_layer,
     empty,
     fresh,
+    placed,
     prefill_attention,
     write_prompts,
 )
-from jaxgrpo.engines.jax_sampling import Features, Settings, sample
+from jaxgrpo.engines.jax_sampling import Features, sample
 from jaxgrpo.models.decoder import Decoder, Params, unstack
 
 Array = jax.Array
@@ -39,16 +41,17 @@ class Programs:
 
     Args:
         decoder: what computes; `decoder.scan_layers` decides how caches are laid out (see `jax_cache`).
+        mesh: where the parameters are, if on more than one device; axes as in `jaxgrpo.sharding`.
 
     Attributes:
         compilations: programs compiled so far.
     """
 
-    def __init__(self, decoder: Decoder):
-        self.decoder = decoder
+    def __init__(self, decoder: Decoder, mesh: Mesh | None = None):
+        self.decoder, self.mesh = decoder, mesh
         self.compilations = 0
-        # On a CPU a matrix product reads its operand from a buffer of its own: with an unrolled decoder a slice of stacked
-        # weights would be copied for every token. So weights are taken apart once, when they are loaded.
+        # On a CPU a matrix product reads its operand from a buffer of its own: with an unrolled decoder a slice of
+        # stacked weights would be copied for every token. So weights are taken apart once, when they are loaded.
         self._apart = not decoder.scan_layers and jax.default_backend() == "cpu"
         self._prepare = jax.jit(self._prepared)
         self.prefill = self._compiled(self._prefill, donate_argnums=1)
@@ -87,7 +90,7 @@ class Programs:
         moved = jax.tree.map(lambda array: np.asarray(array)[of_slot], state.slots)
         stops = moved.stop_ids[..., : capacity.stops]
         stops = np.pad(stops, ((0, 0), (0, 0), (0, capacity.stops - stops.shape[-1])), constant_values=-1)
-        return State(
+        state = State(
             prefix=stores(state.prefix, of_row, capacity.prompt),
             own=stores(state.own, own, capacity.completion),
             prompt_length=np.asarray(state.prompt_length)[of_row],
@@ -96,10 +99,11 @@ class Programs:
             counts=None if state.counts is None else self._move(state.counts, index=of_slot),
             prompt_seen=None if state.prompt_seen is None else self._move(state.prompt_seen, index=of_row),
         )
+        return placed(state, self.mesh)
 
     def empty(self, capacity: Capacity) -> State:
         """A state in which all slots are idle."""
-        return empty(self.decoder, capacity)
+        return placed(empty(self.decoder, capacity), self.mesh)
 
     def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """`jax.jit`, counting the traces."""
@@ -107,7 +111,10 @@ class Programs:
         @partial(jax.jit, **options)
         def traced(*args: Any, **kwargs: Any) -> Any:
             self.compilations += 1
-            return function(*args, **kwargs)
+            out = function(*args, **kwargs)
+            if isinstance(out, State):
+                return placed(out, self.mesh)
+            return (placed(out[0], self.mesh), *out[1:]) if isinstance(out, tuple) else out
 
         return traced
 
@@ -141,16 +148,22 @@ class Programs:
     ) -> tuple[State, Array, Array]:
         """Starts sequences in the slots `taken`, bool [P, W], and draws their first tokens.
 
-        `slots` has their `remaining`, `stop_ids` and `settings`; `prompts` are the tokens [P, Tp] of the rows, -1 elsewhere,
-        where `features.penalties`. Returns the state, tokens and log-probs [P, W].
+        `slots` has their `remaining`, `stop_ids` and `settings`; `prompts` are the tokens [P, Tp] of the rows, -1
+        elsewhere, where `features.penalties`. Returns the state, tokens and log-probs [P, W].
         """
         rows, width = taken.shape
-        merged = jax.tree.map(lambda old, new: jnp.where(taken.reshape(*taken.shape, *[1] * (old.ndim - 2)), new, old), state.slots, slots)
+        merged = jax.tree.map(
+            lambda old, new: jnp.where(taken.reshape(*taken.shape, *[1] * (old.ndim - 2)), new, old), state.slots, slots
+        )
         merged = replace(merged, count=jnp.where(taken, 0, merged.count))
         counts, seen = state.counts, state.prompt_seen
         if features.penalties:
             counts = jnp.where(taken[..., None], 0, counts)
-            row_seen = jnp.zeros_like(seen).at[jnp.arange(rows)[:, None], prompts].set(True, mode="drop", wrap_negative_indices=False)
+            row_seen = (
+                jnp.zeros_like(seen)
+                .at[jnp.arange(rows)[:, None], prompts]
+                .set(True, mode="drop", wrap_negative_indices=False)
+            )
             seen = jnp.where(jnp.any(taken, axis=1)[:, None], row_seen, seen)
         state = replace(state, slots=merged, counts=counts, prompt_seen=seen)
         logits = self.decoder.unembed(self._whole(params), state.hidden)
@@ -199,6 +212,12 @@ class Programs:
         out = jnp.zeros((steps, rows, width), jnp.int32)
         carry = (jnp.int32(0), state, out, out.astype(jnp.float32))
         return jax.lax.while_loop(unfinished, body, carry)[1:]
+
+
+@lru_cache
+def programs(decoder: Decoder, mesh: Mesh | None = None) -> Programs:
+    """The compiled functions of a decoder; engines with equal decoders share them."""
+    return Programs(decoder, mesh)
 
 
 def _draw(state: State, logits: Array, active: Array, features: Features) -> tuple[State, Array, Array]:

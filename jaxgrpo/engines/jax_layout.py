@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jaxgrpo.rollout.engine import SamplingParams
 
 Prompt = tuple[int, ...]
-_GAIN = 1.3  # how much more throughput another layout must promise: moving costs about one step
+_GAIN = 1.5  # how much more throughput another layout must promise: each one seen for the first time is compiled
 
 
 @dataclass(eq=False)
@@ -74,7 +74,7 @@ class Cost(NamedTuple):
 
 
 def bucket(size: int, least: int = 1) -> int:
-    """The smallest of least * 2^k and least * 1.5 * 2^k that is at least `size` (1, 2, 3, 4, 6, 8, 12 … for least 1)."""
+    """The smallest of least * 2^k and least * 1.5 * 2^k that is at least `size`: 1, 2, 3, 4, 6, 8, 12 …"""
     value = least
     while value < size:
         if value * 3 % 2 == 0 and value * 3 // 2 >= size:
@@ -128,8 +128,8 @@ def best_layout(work: Sequence[Demand], slots: int, cost: Cost) -> tuple[tuple[i
 def places(rows: Sequence[Row], pending: Sequence[Request]) -> Iterator[tuple[Request, int, int]]:
     """Seats for waiting requests, (request, row, slot), in order of arrival, in the layout as it is.
 
-    A request goes beside sequences with its prompt, else to an idle row, one that still holds its prompt if there is one.
-    A prompt that finds no seat does not hold up those behind it that have a seat beside their own.
+    A request goes beside sequences with its prompt, else to an idle row, one that still holds its prompt if there is
+    one. A prompt that finds no seat does not hold up those behind it that have a seat beside their own.
     """
     free = {index: [w for w, request in enumerate(row.slots) if request is None] for index, row in enumerate(rows)}
     idle = [index for index, row in enumerate(rows) if not row.active]
@@ -165,8 +165,8 @@ def relayout(rows: Sequence[Row], pending: Sequence[Request], slots: int, cost: 
 def rearranged(rows: Sequence[Row], count: int, width: int) -> tuple[list[Row], list[int], list[list[int]]]:
     """Moves what is active into `count` rows of `width` slots.
 
-    Returns the new rows; for each the old row with its prompt; for each new slot the number of the old one, row by row. -1
-    where there is none.
+    Returns the new rows; for each the old row with its prompt; for each new slot the number of the old one, row by row.
+    -1 where there is none.
     """
     members: dict[Prompt, list[tuple[int, int, Request]]] = {}
     for r, row in enumerate(rows):

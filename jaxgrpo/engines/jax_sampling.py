@@ -148,8 +148,8 @@ def penalise(logits: Array, settings: Settings, counts: Array, prompt_seen: Arra
 def truncate(scaled: Array, settings: Settings, features: Features) -> Array:
     """Min-p, top-k and top-p, [N, V] -> [N, V], with -inf for what is dropped.
 
-    Thresholds are found bit by bit, exactly and without a sort; tokens tied with the last one kept are all kept, so top-k
-    may keep more than k and top-p more than the smallest set.
+    Thresholds are found bit by bit, exactly and without a sort; tokens tied with the last one kept are all kept, so
+    top-k may keep more than k and top-p more than the smallest set.
     """
     if features.min_p:
         top = jnp.max(scaled, axis=1, keepdims=True)

@@ -52,7 +52,8 @@ class Layout:
         full, small = self.row_counts(shape)
         sizes = []
         while count > 0:
-            sizes.append(full if count > 3 * small or small == full else small)
+            rounded = -(-count // small) * small
+            sizes.append(full if rounded >= full else small)
             count -= sizes[-1]
         return sizes
 
@@ -105,10 +106,12 @@ def choose_layout(
         within = [n for n in (2 * least, 4 * least, _aligned(group)) if least < n <= micro_batch_tokens]
         # A row that takes one trajectory shares nothing, so it is of use only where nothing is shared or nothing else fits.
         lengths = sorted(set(within if share and num_generations > 1 and within else [least, *within]))
+    # All targets of the longest rows, or as many as there are tokens: prompts are shorter than the longest one.
+    share_of_targets = num_generations * max_completion_tokens / group
     rows = [
         Extent(length, targets, max(num_generations, length // 8))
         for length in lengths
-        for targets in sorted({_aligned(length * quarters // 4) for quarters in (2, 3)} | {length})
+        for targets in sorted({min(length, _aligned(round(length * share_of_targets))), length})
     ]
     return Layout(tuple(rows), micro_batch_tokens, data_shards)
 

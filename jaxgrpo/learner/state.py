@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from jaxgrpo.learner.optimizer import Optimizer, Tree
 from jaxgrpo.models.decoder import Decoder
-from jaxgrpo.sharding import param_shardings
+from jaxgrpo.sharding import param_shardings, replicated
 
 
 @jax.tree_util.register_dataclass
@@ -82,7 +82,6 @@ def state_shardings(shapes: TrainState, param_places: Tree, mesh: Mesh) -> Train
     Whatever the optimizer keeps in the likeness of a parameter (its path ends like the parameter's, its shape is the same)
     lives where the parameter lives; everything else is small and replicated.
     """
-    replicated = NamedSharding(mesh, PartitionSpec())
     leaves = jax.tree_util.tree_leaves_with_path(shapes.params)
     of_param = {
         path: (leaf.shape, place) for (path, leaf), place in zip(leaves, jax.tree.leaves(param_places), strict=True)
@@ -90,7 +89,7 @@ def state_shardings(shapes: TrainState, param_places: Tree, mesh: Mesh) -> Train
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         likeness = next((of_param[path[start:]] for start in range(len(path)) if path[start:] in of_param), None)
-        return likeness[1] if likeness and likeness[0] == leaf.shape else replicated
+        return likeness[1] if likeness and likeness[0] == leaf.shape else replicated(mesh)
 
     return jax.tree_util.tree_map_with_path(place, shapes)
 

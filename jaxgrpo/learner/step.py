@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jaxgrpo.learner.logprobs import DEFAULT_BLOCK, token_logprobs
 from jaxgrpo.learner.optimizer import Optimizer, Tree
-from jaxgrpo.learner.state import TrainState, decoder_shardings
+from jaxgrpo.learner.state import TrainState, abstract_state
 from jaxgrpo.metrics import Mean, Metrics, merge
 from jaxgrpo.models.attention import packed_attention
 from jaxgrpo.models.decoder import Decoder
-from jaxgrpo.sharding import batch_sharding
+from jaxgrpo.sharding import batch_sharding, replicated
 from jaxgrpo.types.batch import ROW_FIELDS, TokenBatch
 
 Array = jax.Array
@@ -101,7 +101,7 @@ class Learner:
 
     def place(self, batch: TokenBatch) -> TokenBatch:
         """The batch on the devices: rows split over the data axes, scalars everywhere."""
-        rows, everywhere = batch_sharding(self.mesh), NamedSharding(self.mesh, PartitionSpec())
+        rows, everywhere = batch_sharding(self.mesh), replicated(self.mesh)
         places = {name: rows if name in ROW_FIELDS else everywhere for name in batch.__dataclass_fields__}
         return jax.device_put(batch, TokenBatch(**places))
 
@@ -129,8 +129,10 @@ class Learner:
         return self.objective(logprobs, entropy, batch)
 
     @cached_property
-    def _trainable_places(self) -> Tree:
-        return self.optimizer.split(decoder_shardings(self.decoder, self.mesh))[0]
+    def _places(self) -> TrainState:
+        # Results are pinned to where the state was born: left to the compiler, an equivalent sharding under another
+        # spelling would compile everything again at the second update.
+        return jax.tree.map(lambda leaf: leaf.sharding, abstract_state(self.decoder, self.optimizer, self.mesh))
 
     @cached_property
     def _gradient(self) -> Callable[..., Any]:
@@ -143,20 +145,22 @@ class Learner:
             (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(trainable)
             return grads, loss, metrics
 
-        return jax.jit(gradient, out_shardings=(self._trainable_places, None, None))
+        return jax.jit(gradient, out_shardings=(self.optimizer.split(self._places.params)[0], None, None))
 
     @cached_property
     def _add(self) -> Callable[..., Any]:
-        return jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
+        places = (self.optimizer.split(self._places.params)[0], None)
+        return jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0, out_shardings=places)
 
     @cached_property
     def _score(self) -> Callable[..., Any]:
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
-        return jax.jit(lambda params, batch: self.forward(params, batch)[0], out_shardings=everywhere)
+        return jax.jit(lambda params, batch: self.forward(params, batch)[0], out_shardings=replicated(self.mesh))
 
     @cached_property
     def _apply(self) -> Callable[..., Any]:
-        return jax.jit(partial(_apply, self.optimizer), donate_argnums=(0, 1))
+        places, everywhere = self._places, replicated(self.mesh)
+        results = (places.params, places.opt_state, everywhere, everywhere)
+        return jax.jit(partial(_apply, self.optimizer), donate_argnums=(0, 1), out_shardings=results)
 
 
 def _apply(

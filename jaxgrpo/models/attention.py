@@ -55,7 +55,7 @@ def causal_attention(positions: Array) -> Attend:
 
 
 def block_size(length: int) -> int:
-    """Queries scored at once for rows of `length` tokens: at least 64 (fastest on a CPU), and at most 16 blocks a row."""
+    """Queries scored at once for rows of `length` tokens: at least 64 (fastest on a CPU), at most 16 blocks a row."""
     return max(64, -(-length // 16))
 
 
@@ -70,7 +70,8 @@ def _visible(segment: Array, parent: Array, positions: Array | None, window: Any
     return seen[:, None, None]
 
 
-@jax.checkpoint  # the backward pass makes the weights again, block by block, where storing them would take T^2 / 2 a head
+# The backward pass makes the weights again, block by block: storing them would take T^2 / 2 numbers a head.
+@jax.checkpoint
 def _attend_block(query: Array, key: Array, value: Array, visible: Array) -> Array:
     """query [B, Hk, G, t, Dh], key and value [B, Hk, s, Dh], visible [B, 1, 1, t, s] -> [B, Hk, G, t, Dh]."""
     batch, kv_heads, group, rows, size = query.shape

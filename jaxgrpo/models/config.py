@@ -141,7 +141,9 @@ def from_hf(config_json: Mapping[str, Any], path: str) -> ModelConfig:
         initializer_range=keys.number("initializer_range", 0.02),
         eos_token_ids=eos_token_ids({"eos_token_id": config_json.get("eos_token_id", defaults["eos_token_id"])}),
     )
-    keys.expect("hidden_act", config_json.get("hidden_act", "silu") == "silu", "'silu', the gate's only activation here")
+    keys.expect(
+        "hidden_act", config_json.get("hidden_act", "silu") == "silu", "'silu', the gate's only activation here"
+    )
     keys.expect("num_key_value_heads", heads % config.num_kv_heads == 0, f"a divisor of num_attention_heads = {heads}")
     keys.expect("head_dim", config.head_dim % 2 == 0, f"an even head size, got {config.head_dim}: rotation takes pairs")
     keys.finish()
@@ -179,7 +181,9 @@ def _windows(keys: _Keys, layers: int) -> tuple[int | None, ...]:
     full, sliding = "full_attention", "sliding_attention"
     right = isinstance(types, list) and len(types) == layers and set(types) <= {full, sliding}
     keys.expect("layer_types", right, f"{layers} times {full!r} or {sliding!r}")
-    keys.expect("layer_types", used or not right or sliding not in types, f"no {sliding!r} while use_sliding_window is off")
+    keys.expect(
+        "layer_types", used or not right or sliding not in types, f"no {sliding!r} while use_sliding_window is off"
+    )
     return tuple(window if kind == sliding else None for kind in types) if right else ()
 
 
@@ -223,7 +227,7 @@ class _Keys:
             if key in _NEUTRAL:
                 self.expect(key, value in _NEUTRAL[key], f"{_NEUTRAL[key][-1]!r}: anything else is not supported")
             elif value is not None and value is not False:
-                fix = "if the model computes the same without it, delete it from config.json; else the model is not supported"
+                fix = "if the model computes the same without it, delete it from config.json; else it is not supported"
                 self.problems.append(Problem(f"{self.path}: {key}", repr(value), "only keys this library knows", fix))
         if self.problems:
             raise UserError(self.problems)

@@ -58,7 +58,9 @@ class Decoder:
         """How many indivisible units a logical axis has, where that is less than its size: heads are not cut."""
         return {"heads": self.config.num_heads, "kv_heads": self.config.num_kv_heads}
 
-    def apply(self, params: Params, tokens: Array, positions: Array, attend: Attend, cache: Any = None) -> tuple[Array, Any]:
+    def apply(
+        self, params: Params, tokens: Array, positions: Array, attend: Attend, cache: Any = None
+    ) -> tuple[Array, Any]:
         """Runs the layers on `tokens`, int32 [B, T], at `positions`, int32 [B, T].
 
         Returns:
@@ -118,7 +120,9 @@ class Decoder:
 
         return layer
 
-    def _scan(self, layer: Callable[..., tuple[Array, Any]], stacked: Params, x: Array, cos_sin: Any, cache: Any) -> tuple[Array, Any]:
+    def _scan(
+        self, layer: Callable[..., tuple[Array, Any]], stacked: Params, x: Array, cos_sin: Any, cache: Any
+    ) -> tuple[Array, Any]:
         indices = jnp.arange(self.config.num_layers, dtype=jnp.int32)
         windows = None
         if any(self.config.windows):
@@ -134,8 +138,8 @@ class Decoder:
 def unstack(stacked: Params, count: int) -> list[Params]:
     """Takes a tree stacked on axis 0 apart, layer by layer.
 
-    By `lax.split`, whose transpose is one concatenation: indexing would make the gradient a sum of `count` arrays of the
-    stacked size.
+    By `lax.split`, whose transpose is one concatenation: indexing would make the gradient a sum of `count` arrays of
+    the stacked size.
     """
     leaves, structure = jax.tree.flatten(stacked)
     split = [[jnp.squeeze(piece, 0) for piece in jax.lax.split(leaf, [1] * count)] for leaf in leaves]

@@ -17,10 +17,12 @@ from jaxgrpo.models.rope import Rope, rope_frequencies
 
 Array = jax.Array
 Attend = Callable[[Array, Array, Array, Any, Any, Any], tuple[Array, Any]]
-"""`attend(query [B, T, H, Dh], key [B, T, Hk, Dh], value [B, T, Hk, Dh], cache, layer, window) -> (out [B, T, H, Dh], cache)`.
+"""`attend(query, key, value, cache, layer, window) -> (out, cache)`.
 
-The query is rotated and scaled, the key is rotated. `layer` is an int or a traced int32 (scanned layers); `window` is None
-or how many last positions a token sees, itself included; `cache` is the caller's, handed through all layers.
+query and out are [B, T, H, Dh], key and value [B, T, Hk, Dh].
+
+The query is rotated and scaled, the key is rotated. `layer` is an int or a traced int32 (scanned layers); `window` is
+None or how many last positions a token sees, itself included; `cache` is the caller's, handed through all layers.
 """
 
 
@@ -84,7 +86,9 @@ class Attention(nn.Module):
         key = rotate(key, cos_sin).astype(self.dtype)
         out, cache = attend(query, key, value, cache, layer, window)
         out = out.reshape(*x.shape[:-1], config.num_heads * config.head_dim)
-        return dense(config, config.hidden_size, ("heads", "embed"), self.dtype, config.output_bias, "output")(out), cache
+        return dense(config, config.hidden_size, ("heads", "embed"), self.dtype, config.output_bias, "output")(
+            out
+        ), cache
 
 
 class MLP(nn.Module):

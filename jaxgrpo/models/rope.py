@@ -37,8 +37,10 @@ class Rope:
         kind: default, linear (all frequencies / factor), llama3 or yarn (long wavelengths only).
         factor: by how much the context grows.
         original_max_positions: the context before it grew, tokens (llama3, yarn).
-        low_freq_factor, high_freq_factor: wavelengths over original / low are stretched, under original / high kept (llama3).
-        beta_fast, beta_slow: rotations in the original context above which a frequency is kept, below which divided (yarn).
+        low_freq_factor, high_freq_factor: wavelengths over original / low are stretched, under original / high kept
+            (llama3).
+        beta_fast, beta_slow: rotations in the original context above which a frequency is kept, below which divided
+            (yarn).
         truncate: round the bounds between kept and divided coordinates to whole coordinates (yarn).
         attention_factor: multiplies cosines and sines (yarn).
     """
@@ -79,7 +81,9 @@ def read_rope(config: Mapping[str, Any], max_positions: int, path: str) -> tuple
     for name, value in options.items():
         if name not in _OPTIONS[kind]:
             fix = f"delete it if transformers ignores it for rope_type {kind!r}"
-            problems.append(Problem(f"{path}: {key}.{name}", repr(value), f"one of {_OPTIONS[kind] or 'no options'}", fix))
+            problems.append(
+                Problem(f"{path}: {key}.{name}", repr(value), f"one of {_OPTIONS[kind] or 'no options'}", fix)
+            )
         elif name != "truncate" and value is not None and not _is_positive(value):
             problems.append(Problem(f"{path}: {key}.{name}", repr(value), "a positive number"))
     for name in _OPTIONS[kind]:

@@ -69,7 +69,7 @@ def build_rewards(sections: Sequence[RewardSection]) -> list[Reward]:
     problems: list[Problem] = []
     seen: dict[str, int] = {}
     for index, section in enumerate(sections):
-        path = f"rewards[{index}]"
+        path = f"rewards.{index}"
         try:
             entry = lookup("reward", section.name, f"{path}.name")
         except UserError as error:
@@ -82,7 +82,7 @@ def build_rewards(sections: Sequence[RewardSection]) -> list[Reward]:
         if not wrong:
             is_class = inspect.isclass(entry)
             function, options = (entry(**section.options), {}) if is_class else (entry, section.options)
-            rewards.append(Reward(name, function, section.weight, options))
+            rewards.append(Reward(name, function, section.weight, options, section.on_error))
     if problems:
         raise UserError(problems)
     return rewards

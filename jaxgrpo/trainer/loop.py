@@ -89,6 +89,8 @@ def _one_step(run: Run, events: asyncio.Runner, state: TrainState, step: int) ->
     begun = time.perf_counter()
     prompts = run.prompts.next_batch(run.prompts_per_step)
     collected = events.run(run.collector.collect(prompts, step))
+    for warning in collected.scores.warnings:
+        run.reporter.note(f"warning: {warning}")
     advantages, metrics = run.improver.advantages(state, collected)
     state, of_update = run.improver.improve(state, collected, advantages)
     run.sampler.load(state.params, version=step)

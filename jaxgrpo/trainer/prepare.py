@@ -102,8 +102,25 @@ def prepare(config: Config, directory: Path, *, resume: bool) -> Prepared:
         for split, prompts in (("train", train_prompts), ("eval", eval_prompts))
         if prompts and prompts.counts["kept"] < prompts.counts["read"]
     ]
-    planned = replace(planned, warnings=(*planned.warnings, *skipped))
+    audited = _audit_golds(rewards, train_prompts)
+    planned = replace(planned, warnings=(*planned.warnings, *skipped, *audited))
     return Prepared(config, planned, model, chat, train_prompts, eval_prompts, rewards, scheduler, objective)
+
+
+def _audit_golds(rewards: list[Reward], prompts: PromptSet) -> list[str]:
+    """What the accuracy reward will not be able to score: rows that never enter the loss."""
+    warnings = []
+    for reward in rewards:
+        if reward.function is math.accuracy:
+            column = reward.options.get("column", "answer")
+            audit = math.audit_golds(prompt.columns[column] for prompt in prompts.prompts)
+            if audit.counts["unscorable"]:
+                examples = ", ".join(gold for _, gold in audit.examples[:3])
+                found = f"{audit.counts['unscorable']:,} of {len(prompts.prompts):,} golds cannot be parsed"
+                warnings.append(f"data.train: {found} and are left out of the loss, such as {examples}")
+            if audit.long:
+                warnings.append(f"data.train: {audit.long:,} golds look like worked solutions, not like answers")
+    return warnings
 
 
 def _build_scheduler(config: Config) -> Scheduler:

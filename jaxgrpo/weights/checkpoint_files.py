@@ -1,4 +1,7 @@
-"""Hugging Face model directories: found, checked, loaded and written. JAX is imported only to put loaded parameters on devices."""
+"""Hugging Face model directories: found, checked, loaded and written.
+
+JAX is imported only to put loaded parameters on devices.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,7 @@ def export_pretrained(
     dtype: str = "float32",
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> Path:
-    """Writes config.json, safetensors and the tokenizer's files; `out_dir` appears, or is replaced, in one step.
+    """Writes config.json, safetensors and the tokenizer's files; `out_dir` appears, or is replaced, at the end.
 
     Args:
         params: the parameters, on any devices.
@@ -131,9 +134,11 @@ def export_pretrained(
                 shutil.copyfile(source / name, partial / name)
         for file in (partial, *partial.iterdir()):
             file.chmod(0o755 if file.is_dir() else 0o644)  # made private by their libraries; a model is for sharing
+        replaced = partial.with_name(partial.name + ".replaced")
         if out.exists():
-            shutil.rmtree(out)
+            out.rename(replaced)
         partial.rename(out)
+        shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return out
@@ -177,7 +182,8 @@ def read_headers(directory: Path) -> dict[str, StoredTensor]:
     """Name -> tensor for all the safetensors of a model; reads headers only.
 
     Raises:
-        UserError: no safetensors, a shard that is missing, cut short or not what the index says, a tensor that stands twice.
+        UserError: no safetensors, a shard that is missing, cut short or not what the index says, a tensor that
+            stands twice.
     """
     weight_map = None
     if (directory / INDEX).exists():
@@ -191,11 +197,15 @@ def read_headers(directory: Path) -> dict[str, StoredTensor]:
     for file in names:
         for tensor in _open(directory / file, problems):
             if tensor.name in found:
-                problems.append(Problem(f"{directory / file}: {tensor.name}", f"also in {files[tensor.name]}", "each tensor once"))
+                problems.append(
+                    Problem(f"{directory / file}: {tensor.name}", f"also in {files[tensor.name]}", "each tensor once")
+                )
             found[tensor.name], files[tensor.name] = tensor, file
     for name, file in (weight_map or {}).items():
         if files.get(name) != file and not any(problem.path == str(directory / file) for problem in problems):
-            problems.append(Problem(f"{directory / INDEX}: {name}", f"{file}, which lacks it", "the file that holds the tensor"))
+            problems.append(
+                Problem(f"{directory / INDEX}: {name}", f"{file}, which lacks it", "the file that holds the tensor")
+            )
     if problems:
         raise UserError(problems)
     return found
@@ -210,7 +220,9 @@ def _open(file: Path, problems: list[Problem]) -> list[StoredTensor]:
     try:
         handle = safetensors.safe_open(file, framework="numpy")
     except safetensors.SafetensorError as error:
-        problems.append(Problem(str(file), f"a damaged file ({error})", "a complete safetensors file", "download it again"))
+        problems.append(
+            Problem(str(file), f"a damaged file ({error})", "a complete safetensors file", "download it again")
+        )
         return []
     stored, names = [], handle.keys()
     for name in names:
@@ -227,7 +239,9 @@ def read_json(file: Path) -> dict[str, Any]:
         UserError: it is missing or holds something else.
     """
     if not file.is_file():
-        raise UserError(Problem(str(file), "", "this file: a model directory has one", "is it a Hugging Face model directory?"))
+        raise UserError(
+            Problem(str(file), "", "this file: a model directory has one", "is it a Hugging Face model directory?")
+        )
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -17,7 +17,7 @@ _MAX_PROBLEMS = 20
 
 
 def to_hf(params: Mapping[str, Any], config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (name, array) for every tensor of the checkpoint, in the parameters' own dtype, one tensor in memory at a time.
+    """Yields (name, array) for every tensor of the checkpoint, in the parameters' own dtype, one at a time.
 
     Parameters may be sharded over devices and processes; then every process must run this to the end.
     """
@@ -37,12 +37,12 @@ def from_hf(
     """Builds the parameter tree from tensors.
 
     Args:
-        source: name -> an array, or anything with `shape`, `dtype` and `__array__`, which then reads one tensor at a time.
+        source: name -> an array, or anything with `shape`, `dtype` and `__array__`, which reads one at a time.
         config: the model.
         path: where the tensors come from, for messages.
         dtype: the type the parameters get.
-        place: called with each parameter's path and array (stacked over layers) as soon as it is complete; what it returns
-            goes into the tree. It bounds the host's memory when it puts the array on devices.
+        place: called with each parameter's path and array (stacked over layers) as soon as it is complete; what it
+            returns goes into the tree. It bounds the host's memory when it puts the array on devices.
 
     Raises:
         UserError: tensors that are missing, extra, of a wrong shape or not floating point, up to 20 at once by name.
@@ -81,7 +81,9 @@ def check_tensors(found: Mapping[str, tuple[tuple[int, ...], str]], config: Mode
     for name in found:
         tied = config.tied_head and name == TIED_HEAD
         if name not in expected and not name.endswith(IGNORED_SUFFIXES) and not tied:
-            problems.append(Problem(f"{path}: {name}", "a tensor", f"no such tensor in a {config.family!r} model of this config"))
+            problems.append(
+                Problem(f"{path}: {name}", "a tensor", f"no such tensor in a {config.family!r} model of this config")
+            )
     if problems:
         more = len(problems) - _MAX_PROBLEMS
         rest = [Problem(path, f"{more} more tensors that do not fit", "the tensors of config.json")] if more > 0 else []

@@ -56,6 +56,7 @@ def test_a_run_leaves_a_record_of_everything(small_run: SmallRun, capsys: pytest
     assert "eval/accuracy" in metrics[0] and "eval/accuracy" in metrics[2] and "reward" not in metrics[0]
     for name in ("reward", "reward_std", "rewards/last_number/mean", "completions/mean_length", "grad_norm", "learning_rate"):
         assert name in metrics[1], name
+    assert metrics[1]["ratio/min"] == metrics[1]["ratio/max"] == 1.0
     completions = lines(out / "completions.jsonl")
     train_rows = [record for record in completions if record["split"] == "train"]
     assert len(train_rows) == 2 * 4 * 2 and len(completions) - len(train_rows) == 2 * 4

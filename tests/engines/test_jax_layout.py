@@ -6,14 +6,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgrpo.engines.jax_layout import Cost, Demand, Request, Row, best_layout, bucket, places, rearranged, relayout, seated
+from jaxgrpo.engines.jax_layout import (
+    Cost,
+    Demand,
+    Request,
+    Row,
+    best_layout,
+    bucket,
+    places,
+    rearranged,
+    relayout,
+    seated,
+)
 from jaxgrpo.rollout.engine import SamplingParams
 
 COST = Cost(step=24, row=0.3)
 
 
 def requests(*sizes: int) -> list[Request]:
-    return [Request((number,), SamplingParams(max_tokens=4), 4) for number, size in enumerate(sizes) for _ in range(size)]
+    return [
+        Request((number,), SamplingParams(max_tokens=4), 4) for number, size in enumerate(sizes) for _ in range(size)
+    ]
 
 
 def occupied(count: int, width: int, pending: list[Request]) -> list[Row]:

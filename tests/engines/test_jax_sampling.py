@@ -20,7 +20,9 @@ CASES = {
     "top_p": replace(BASE, top_p=0.7, temperature=1.3),
     "min_p": replace(BASE, min_p=0.1),
     "penalties": replace(BASE, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2),
-    "all": replace(BASE, temperature=0.9, top_k=20, top_p=0.8, min_p=0.02, repetition_penalty=1.1, frequency_penalty=-0.3),
+    "all": replace(
+        BASE, temperature=0.9, top_k=20, top_p=0.8, min_p=0.02, repetition_penalty=1.1, frequency_penalty=-0.3
+    ),
     "greedy": replace(BASE, temperature=0.0, top_k=3, repetition_penalty=1.5),
 }
 
@@ -51,7 +53,9 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return p / p.sum()
 
 
-def draw(logits: np.ndarray, batch: list[SamplingParams], index: int, prompt: list[int], completion: list[int]) -> tuple[np.ndarray, np.ndarray]:
+def draw(
+    logits: np.ndarray, batch: list[SamplingParams], index: int, prompt: list[int], completion: list[int]
+) -> tuple[np.ndarray, np.ndarray]:
     settings = Settings.neutral(len(batch))
     for i, sampling in enumerate(batch):
         settings.put((i,), sampling)
@@ -61,7 +65,9 @@ def draw(logits: np.ndarray, batch: list[SamplingParams], index: int, prompt: li
     counts = np.tile(np.bincount(completion, minlength=vocabulary), (len(batch), 1)).astype(np.int32)
     features = Features.of(batch)
     run = jax.jit(sample, static_argnames="features")
-    token, logprob = run(jnp.asarray(logits), Settings(*map(jnp.asarray, settings)), jnp.full(len(batch), index), features, counts, seen)
+    token, logprob = run(
+        jnp.asarray(logits), Settings(*map(jnp.asarray, settings)), jnp.full(len(batch), index), features, counts, seen
+    )
     return np.asarray(token), np.asarray(logprob)
 
 

@@ -106,7 +106,13 @@ def test_unknown_architectures_get_the_list() -> None:
 
 
 def test_harmless_keys_pass() -> None:
-    harmless = {"torch_dtype": "bfloat16", "use_cache": False, "_name_or_path": "x", "attention_dropout": 0.0, "do_sample": True}
+    harmless = {
+        "torch_dtype": "bfloat16",
+        "use_cache": False,
+        "_name_or_path": "x",
+        "attention_dropout": 0.0,
+        "do_sample": True,
+    }
     assert from_hf(base(**harmless, sliding_window=None, pretraining_tp=1), "c") == from_hf(base(), "c")
 
 
@@ -115,7 +121,12 @@ def test_windows_follow_transformers() -> None:
     assert from_hf(base("qwen2", **window), "c").windows == (None,) * 4
     assert from_hf(base("qwen2", **window, use_sliding_window=True), "c").windows == (None, None, None, 8)
     types = ["sliding_attention", "full_attention"] * 2
-    assert from_hf(base("qwen3", **window, use_sliding_window=True, layer_types=types), "c").windows == (8, None, 8, None)
+    assert from_hf(base("qwen3", **window, use_sliding_window=True, layer_types=types), "c").windows == (
+        8,
+        None,
+        8,
+        None,
+    )
     assert "layer_types" in refusal(base("qwen3", **window, layer_types=types))
     assert "layer_types" in refusal(base("qwen3", layer_types=["full_attention"]))
 

@@ -27,26 +27,35 @@ def value_and_grad(decoder: Decoder, params: Any) -> tuple[jax.Array, Any]:
     return jax.jit(jax.value_and_grad(loss))(params)
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
-@pytest.mark.parametrize("scan", [True, False])
-def test_scan_and_remat_change_nothing(scan: bool, remat: str) -> None:
-    plain = Decoder(CONFIG, scan_layers=False)
-    params = plain.init(jax.random.key(0))
-    expected, expected_grad = value_and_grad(plain, params)
+def hidden_of(decoder: Decoder, params: Any, tokens: np.ndarray = TOKENS) -> jax.Array:
+    return jax.jit(lambda params: decoder.apply(params, tokens, POSITIONS, causal_attention(POSITIONS))[0])(params)
+
+
+@pytest.fixture(scope="module")
+def params() -> Any:
+    return jax.jit(Decoder(CONFIG).init)(jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def plain(params: Any) -> tuple[jax.Array, Any]:
+    return value_and_grad(Decoder(CONFIG, scan_layers=False), params)
+
+
+@pytest.mark.parametrize("scan, remat", [(True, "none"), (True, "full"), (True, "dots"), (False, "full")])
+def test_scan_and_remat_change_nothing(scan: bool, remat: str, params: Any, plain: tuple[jax.Array, Any]) -> None:
     found, grad = value_and_grad(Decoder(CONFIG, scan_layers=scan, remat=remat), params)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), grad, expected_grad)
+    np.testing.assert_allclose(found, plain[0], rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), grad, plain[1])
 
 
-def test_remat_keeps_less() -> None:
+def test_remat_keeps_less(params: Any) -> None:
     def residuals(remat: str) -> int:
         decoder = Decoder(CONFIG, scan_layers=False, remat=remat)
-        params = decoder.init(jax.random.key(0))
 
         def loss(params: Any) -> jax.Array:
             return decoder.apply(params, TOKENS, POSITIONS, causal_attention(POSITIONS))[0].sum()
 
-        _, backward = jax.vjp(loss, params)
+        backward = jax.eval_shape(lambda params: jax.vjp(loss, params)[1], params)
         return sum(leaf.size for leaf in jax.tree.leaves(backward))
 
     none, dots, full = (residuals(remat) for remat in ("none", "dots", "full"))
@@ -67,9 +76,8 @@ def test_unstacking_is_a_concatenation_backwards() -> None:
 
 
 @pytest.mark.parametrize("scan", [True, False])
-def test_cache_and_layer_index_go_through_all_layers(scan: bool) -> None:
+def test_cache_and_layer_index_go_through_all_layers(scan: bool, params: Any) -> None:
     decoder = Decoder(CONFIG, scan_layers=scan)
-    params = decoder.init(jax.random.key(0))
     causal = causal_attention(POSITIONS)
 
     def attend(query, key, value, cache, layer, window):
@@ -78,17 +86,16 @@ def test_cache_and_layer_index_go_through_all_layers(scan: bool) -> None:
         return causal(query, key, value, None, layer, window)[0], cache
 
     cache = {"keys": jnp.zeros((3, 2, 19, 2, 8)), "seen": jnp.zeros(3, jnp.int32)}
-    hidden, cache = decoder.apply(params, TOKENS, POSITIONS, attend, cache)
+    hidden, cache = jax.jit(lambda cache: decoder.apply(params, TOKENS, POSITIONS, attend, cache))(cache)
     np.testing.assert_array_equal(cache["seen"], [1, 1, 1])
     assert all(np.abs(keys).max() > 0 for keys in cache["keys"])
-    expected, _ = decoder.apply(params, TOKENS, POSITIONS, causal)
-    np.testing.assert_array_equal(hidden, expected)
+    np.testing.assert_allclose(hidden, hidden_of(decoder, params), atol=2e-5)
 
 
 def test_axes_name_every_dimension() -> None:
     config = replace(CONFIG, qkv_bias=True, output_bias=True, mlp_bias=True)
     decoder = Decoder(config)
-    params = decoder.init(jax.random.key(0))
+    params = jax.jit(decoder.init)(jax.random.key(0))
     jax.tree.map(lambda leaf, names: np.testing.assert_equal(leaf.ndim, len(names)), params, decoder.axes)
     assert decoder.axes["layers"]["attention"]["query"]["kernel"] == ("layers", "embed", "heads")
     assert decoder.axes["layers"]["mlp"]["down"]["kernel"] == ("layers", "mlp", "embed")
@@ -101,25 +108,23 @@ def test_axes_name_every_dimension() -> None:
 
 def test_tied_head_is_the_embedding() -> None:
     decoder = Decoder(replace(CONFIG, tied_head=True))
-    params = decoder.init(jax.random.key(0))
+    params = jax.eval_shape(decoder.init, jax.random.key(0))
     assert "head" not in params and decoder.head(params) is params["embed"]["embedding"]
 
 
-def test_bfloat16_compute_keeps_float32_parameters_and_logits() -> None:
-    exact, fast = Decoder(CONFIG), Decoder(CONFIG, compute_dtype=jnp.bfloat16)
-    params = exact.init(jax.random.key(0))
-    hidden, _ = fast.apply(params, TOKENS, POSITIONS, causal_attention(POSITIONS))
-    expected, _ = exact.apply(params, TOKENS, POSITIONS, causal_attention(POSITIONS))
-    assert hidden.dtype == jnp.bfloat16 and fast.unembed(params, hidden).dtype == jnp.float32
+def test_bfloat16_compute_keeps_float32_parameters_and_logits(params: Any) -> None:
+    fast = Decoder(CONFIG, compute_dtype=jnp.bfloat16)
+    hidden, expected = hidden_of(fast, params), hidden_of(Decoder(CONFIG), params)
+    assert hidden.dtype == jnp.bfloat16
     assert 0 < np.abs(hidden.astype(jnp.float32) - expected).mean() < 0.05
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(value_and_grad(fast, params)[1]))
+    assert jax.eval_shape(fast.unembed, params, hidden).dtype == jnp.float32
+    _, grad = jax.eval_shape(lambda params: value_and_grad(fast, params), params)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(grad))
 
 
-def test_a_token_outside_the_vocabulary_is_noticed() -> None:
-    decoder = Decoder(CONFIG)
+def test_a_token_outside_the_vocabulary_is_noticed(params: Any) -> None:
     tokens = np.where(POSITIONS == 3, 61, TOKENS)
-    hidden, _ = decoder.apply(decoder.init(jax.random.key(0)), tokens, POSITIONS, causal_attention(POSITIONS))
-    assert np.isnan(hidden[:, 3:]).all()
+    assert np.isnan(hidden_of(Decoder(CONFIG), params, tokens)[:, 3:]).all()
 
 
 def test_unknown_remat_is_refused() -> None:

@@ -117,4 +117,6 @@ def test_gradients_equal_torch(tmp_path: Path) -> None:
     found = dict(to_hf(jax.jit(jax.grad(loss))(params), config))
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
-        np.testing.assert_allclose(found[name], gradient, atol=2e-5 * max(1, np.abs(gradient).max()), rtol=0, err_msg=name)
+        np.testing.assert_allclose(
+            found[name], gradient, atol=2e-5 * max(1, np.abs(gradient).max()), rtol=0, err_msg=name
+        )

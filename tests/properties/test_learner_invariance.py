@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from learner_cases import (
-    LAYOUT, assert_close, make_learner, make_params, plain_gradient, random_samples, trajectory,
+    LAYOUT,
+    assert_close,
+    make_learner,
+    make_params,
+    plain_gradient,
+    random_samples,
+    trajectory,
 )
 
 from jaxgrpo.algo.objective import Objective
