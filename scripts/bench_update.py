@@ -50,7 +50,7 @@ def main() -> None:
         _samples(config, options),
         choose_layout(
             options.prompt_tokens, options.completion_tokens, options.generations, options.micro_batch_tokens,
-            options.row_tokens,
+            options.row_tokens, quadratic_tokens=round(1.2 * config.hidden_size),
         ),
     )
     state = create(init_params(decoder, jax.random.key(0), learner.mesh), optimizer)
@@ -143,12 +143,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--generations", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--completion-tokens", type=int, default=64)
-    parser.add_argument("--micro-batch-tokens", type=int, default=4096)
+    parser.add_argument("--micro-batch-tokens", type=int, default=2048)
     parser.add_argument("--row-tokens", type=int)
     parser.add_argument("--updates", type=int, default=3)
     parser.add_argument("--block", type=int, default=2048)
     parser.add_argument("--scan", action="store_true", help="run the layers in one compiled loop")
-    parser.add_argument("--remat", default="none", choices=("none", "dots", "full"))
+    parser.add_argument("--remat", default="dots", choices=("none", "dots", "full"))
     return parser.parse_args()
 
 

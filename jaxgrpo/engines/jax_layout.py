@@ -108,17 +108,20 @@ def seated(work: Sequence[Demand], rows: int, width: int) -> int:
     return total
 
 
-def best_layout(work: Sequence[Demand], slots: int, cost: Cost) -> tuple[tuple[int, int], float]:
+def best_layout(
+    work: Sequence[Demand], slots: int, cost: Cost, width: int | None = None
+) -> tuple[tuple[int, int], float]:
     """The (rows, width) with the most sequences a unit of time, and that number; among equals the widest.
 
-    Widths are powers of two and the sizes of the groups; rows come from the bucket list; rows * width <= `slots`.
+    A row has `width` slots (default: the size of the largest group) or one, and rows are a power of two unless they fill
+    the batch: every layout seen for the first time is compiled, so there are few. rows * width <= `slots`.
     """
-    sizes = {min(demand.active + demand.pending, slots) for demand in work}
-    widths = {1 << k for k in range(slots.bit_length())} | ({max(sizes)} if sizes else set())
+    sizes = [demand.active + demand.pending for demand in work]
+    widths = {1, width or min(max(sizes, default=1), slots)}
     best, best_rate = (1, 1), 0.0
-    for width in sorted((w for w in widths if w <= slots), reverse=True):
-        needed = sum(-(-(demand.active + demand.pending) // width) for demand in work)
-        rows = min(bucket(needed), slots // width)
+    for width in sorted(widths, reverse=True):
+        needed = sum(-(-size // width) for size in sizes)
+        rows = min(1 << (needed - 1).bit_length(), slots // width)
         rate = seated(work, rows, width) / cost.of(rows, width)
         if rate > best_rate * 1.001:
             best, best_rate = (rows, width), rate
@@ -152,11 +155,16 @@ def places(rows: Sequence[Row], pending: Sequence[Request]) -> Iterator[tuple[Re
 
 
 def relayout(rows: Sequence[Row], pending: Sequence[Request], slots: int, cost: Cost) -> tuple[int, int] | None:
-    """Another (rows, width) when it promises clearly more throughput than the present one, else None."""
+    """Another (rows, width) when it promises clearly more throughput than the present one, else None.
+
+    With no sequence under way the best one is always taken: steps of a run begin with the same demand, so it is the same
+    layout every time.
+    """
     work = demands(rows, pending)
-    (count, width), rate = best_layout(work, slots, cost)
-    if not rows:
-        return count, width
+    under_way = any(row.active for row in rows)
+    (count, width), rate = best_layout(work, slots, cost, rows[0].width if under_way else None)
+    if not under_way:
+        return (count, width) if [row.width for row in rows] != [width] * count else None
     present = sum(row.active for row in rows) + sum(1 for _ in places(rows, pending))
     gains = rate > _GAIN * present / cost.of(len(rows), rows[0].width)
     return (count, width) if gains and (count, width) != (len(rows), rows[0].width) else None

@@ -8,8 +8,14 @@ from typing import NamedTuple
 TARGET_COST = 0.3
 """Cost of a target (its share of the vocabulary head) when a token's way through the layers costs 1; for choosing only."""
 
-QUADRATIC_TOKENS = 6144
-"""Row length at which attention costs as much as the rest of a layer: a small model's; for choosing only."""
+QUADRATIC_TOKENS = 1024
+"""Row length at which attention costs as much as the rest of a layer; a small model's on a CPU; for choosing only."""
+
+BATCH_COST = 128
+"""What a micro-batch costs besides its tokens, in tokens: writing and adding a gradient of the size of the parameters."""
+
+SMALL_TOKENS = 512
+"""Tokens of a small micro-batch: enough to keep matrix products busy, few enough to waste little on padding."""
 
 
 class Extent(NamedTuple):
@@ -43,24 +49,28 @@ class Layout:
     data_shards: int = 1
 
     def row_counts(self, shape: Extent) -> tuple[int, int]:
-        """Rows of a full and of a small micro-batch; the small one, a quarter, spares the last rows most of the padding."""
+        """Rows of a full and of a small micro-batch; small ones spare an update's last rows most of the padding."""
         full = max(1, self.micro_batch_tokens // shape.tokens)
-        return full * self.data_shards, -(-full // 4) * self.data_shards
+        small = min(full, max(1, SMALL_TOKENS // shape.tokens))
+        return full * self.data_shards, small * self.data_shards
 
     def split_rows(self, shape: Extent, count: int) -> list[int]:
-        """Sizes R of the micro-batches that hold `count` rows: full ones, then at most three small ones."""
+        """Sizes R of the micro-batches that hold `count` rows at the least cost: full ones, then small ones."""
         full, small = self.row_counts(shape)
-        sizes = []
-        while count > 0:
-            rounded = -(-count // small) * small
-            sizes.append(full if rounded >= full else small)
-            count -= sizes[-1]
-        return sizes
+
+        def sizes(fulls: int) -> list[int]:
+            return [full] * fulls + [small] * -(-max(0, count - fulls * full) // small)
+
+        def cost(split: list[int]) -> tuple[float, int]:
+            return sum(split) / self.data_shards * shape.tokens + BATCH_COST * len(split), len(split)
+
+        return min((sizes(fulls) for fulls in sorted({0, count // full, -(-count // full)})), key=cost)
 
     def cost(self, shape: Extent, count: int) -> float:
         """Relative time of an update of `count` rows of this shape, padding included."""
         row = shape.tokens * (1 + shape.tokens / QUADRATIC_TOKENS) + TARGET_COST * shape.targets
-        return sum(self.split_rows(shape, count)) * row
+        split = self.split_rows(shape, count)
+        return sum(split) / self.data_shards * row + BATCH_COST * len(split)
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int, int], ...]:
@@ -79,41 +89,47 @@ def choose_layout(
     share: bool = True,
     keep_groups_whole: bool = False,
 ) -> Layout:
-    """Chooses the shapes for a run.
+    """Chooses the shapes for a run: one row length, at most two numbers of targets, at most two numbers of rows.
 
-    A row must take the longest trajectory; rows twice and four times as long waste less on padding and on repeated
-    prompts, and a row for a whole group repeats none. Long rows pay for it in attention, so `pack` picks by cost.
+    A row must take the longest trajectory. A longer one repeats a prompt less often, and a row for a whole group never,
+    but attention grows with its square: the length that costs least a completion of the longest kind is taken.
 
     Args:
         max_prompt_tokens, max_completion_tokens: the longest that can occur; observations between turns belong to the
             completion here.
         num_generations: samples of a prompt.
         micro_batch_tokens: packed tokens of a micro-batch on each data shard.
-        row_tokens: the one row length to use; None: chosen as above.
+        row_tokens: the row length to use; None: chosen as above.
         data_shards: shards of a batch's rows (data × fsdp).
         share: completions will share their prompt.
         keep_groups_whole: only rows for whole groups are of use.
     """
-    longest = max_prompt_tokens + max_completion_tokens
     prompts = 1 if share else num_generations
     group = prompts * max_prompt_tokens + num_generations * max_completion_tokens
-    if row_tokens is not None:
-        lengths = [row_tokens]
-    elif keep_groups_whole:
-        lengths = [_aligned(group)]
-    else:
-        least = _aligned(longest)
-        within = [n for n in (2 * least, 4 * least, _aligned(group)) if least < n <= micro_batch_tokens]
-        # A row that takes one trajectory shares nothing, so it is of use only where nothing is shared or nothing else fits.
-        lengths = sorted(set(within if share and num_generations > 1 and within else [least, *within]))
-    # All targets of the longest rows, or as many as there are tokens: prompts are shorter than the longest one.
-    share_of_targets = num_generations * max_completion_tokens / group
-    rows = [
-        Extent(length, targets, max(num_generations, length // 8))
-        for length in lengths
-        for targets in sorted({min(length, _aligned(round(length * share_of_targets))), length})
-    ]
-    return Layout(tuple(rows), micro_batch_tokens, data_shards)
+
+    def completions(length: int) -> int:
+        """The longest completions, with their prompts, that a row of this length takes."""
+        if not share:
+            return max(1, length // (max_prompt_tokens + max_completion_tokens))
+        return max(1, min(num_generations, (length - max_prompt_tokens) // max_completion_tokens))
+
+    def cost(length: int) -> float:
+        return length * (1 + length / QUADRATIC_TOKENS) / completions(length)
+
+    sizes = range(1, num_generations + 1)
+    lengths = [_aligned(prompts_of(size, share) * max_prompt_tokens + size * max_completion_tokens) for size in sizes]
+    within = [length for length in lengths if length <= micro_batch_tokens] or lengths[:1]
+    length = row_tokens or (_aligned(group) if keep_groups_whole else min(within, key=cost))
+    # As many targets as the longest completions have; or, of prompts shorter than the longest, as there are tokens.
+    targets = min(length, _aligned(completions(length) * max_completion_tokens))
+    sequences = max(num_generations, length // 8)
+    rows = tuple(Extent(length, size, sequences) for size in sorted({targets, length}))
+    return Layout(rows, micro_batch_tokens, data_shards)
+
+
+def prompts_of(completions: int, share: bool) -> int:
+    """Copies of the prompt that completions of one group need in a row."""
+    return 1 if share else completions
 
 
 def _aligned(length: int) -> int:
