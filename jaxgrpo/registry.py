@@ -93,7 +93,9 @@ def check_options(entry: Callable[..., Any], options: Mapping[str, Any], path: s
         if name not in accepted:
             near = difflib.get_close_matches(name, accepted, n=1)
             expected = f"one of {', '.join(accepted)}" if accepted else "no options at all"
-            problems.append(Problem(f"{path}.{name}", repr(options[name]), expected, f"did you mean {near[0]!r}?" if near else ""))
+            problems.append(
+                Problem(f"{path}.{name}", repr(options[name]), expected, f"did you mean {near[0]!r}?" if near else "")
+            )
     for name, parameter in accepted.items():
         if parameter.default is inspect.Parameter.empty and name not in options:
             problems.append(Problem(f"{path}.{name}", "", "a value: this option has no default", f"add `{name}: …`"))
@@ -115,7 +117,9 @@ def load_plugins(plugins: list[str], base: Path, path: str = "plugins") -> None:
         except FileNotFoundError as error:
             problems.append(Problem(key, repr(plugin), "a Python file or an importable module", str(error)))
         except Exception as error:  # whatever the user's file raises is the user's to see
-            problems.append(Problem(key, repr(plugin), "a file that imports", f"{_where(error)}: {type(error).__name__}: {error}"))
+            problems.append(
+                Problem(key, repr(plugin), "a file that imports", f"{_where(error)}: {type(error).__name__}: {error}")
+            )
     if problems:
         raise UserError(problems)
 

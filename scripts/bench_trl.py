@@ -109,7 +109,15 @@ def trl_worker(scenario: dict, steps: int) -> None:
         def on_step_end(self, args, state, control, **kwargs):
             total = time.perf_counter() - self.begun
             update = total - seconds["sampling"] - seconds["scoring"]
-            reply({"total": total, "sampling": seconds["sampling"], "scoring": seconds["scoring"], "update": update, **counts})
+            reply(
+                {
+                    "total": total,
+                    "sampling": seconds["sampling"],
+                    "scoring": seconds["scoring"],
+                    "update": update,
+                    **counts,
+                }
+            )
 
     class Timed(GRPOTrainer):
         def _generate(self, *args, **kwargs):
@@ -127,7 +135,11 @@ def trl_worker(scenario: dict, steps: int) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     trainer = Timed(
-        model=str(MODEL), reward_funcs=last_number, args=config, train_dataset=data, processing_class=tokenizer,
+        model=str(MODEL),
+        reward_funcs=last_number,
+        args=config,
+        train_dataset=data,
+        processing_class=tokenizer,
         callbacks=[Turn()],
     )
     trainer.train()
@@ -175,7 +187,15 @@ def jaxgrpo_worker(scenario: dict, steps: int) -> None:
             total = time.perf_counter() - begun
             tokens = sum(trajectory.num_sampled for trajectory in collected.trajectories)
             trained = metrics["update/sequences_share"]
-            reply({"total": total, **collected.seconds, "update": metrics["time/update"], "tokens": tokens, "trained": trained})
+            reply(
+                {
+                    "total": total,
+                    **collected.seconds,
+                    "update": metrics["time/update"],
+                    "tokens": tokens,
+                    "trained": trained,
+                }
+            )
 
 
 WORKERS = {"trl": trl_worker, "jaxgrpo": jaxgrpo_worker}
@@ -216,6 +236,7 @@ class Worker:
 
 def row(name: str, results: list[dict]) -> str:
     """Medians of one library, with the spread of the total."""
+
     def median(key: str) -> float:
         return statistics.median(result[key] for result in results)
 

@@ -45,12 +45,18 @@ def main() -> None:
     config = from_hf(json.loads((options.model / "config.json").read_text()), str(options.model))
     decoder = Decoder(config, jnp.float32, scan_layers=options.scan, remat=options.remat)
     optimizer = make_optimizer(OptimizerSection(weight_decay=0.01), 1000, decoder.axes)
-    learner = Learner(decoder, from_preset("grpo"), optimizer, make_mesh({"data": 1, "fsdp": 1, "tensor": 1}), block=options.block)
+    learner = Learner(
+        decoder, from_preset("grpo"), optimizer, make_mesh({"data": 1, "fsdp": 1, "tensor": 1}), block=options.block
+    )
     packed = pack(
         _samples(config, options),
         choose_layout(
-            options.prompt_tokens, options.completion_tokens, options.generations, options.micro_batch_tokens,
-            options.row_tokens, quadratic_tokens=round(1.2 * config.hidden_size),
+            options.prompt_tokens,
+            options.completion_tokens,
+            options.generations,
+            options.micro_batch_tokens,
+            options.row_tokens,
+            quadratic_tokens=round(1.2 * config.hidden_size),
         ),
     )
     state = create(init_params(decoder, jax.random.key(0), learner.mesh), optimizer)
@@ -117,8 +123,15 @@ def _samples(config: ModelConfig, options: argparse.Namespace) -> list[Sample]:
             tokens = np.concatenate([prompt, rng.integers(3, config.vocab_size, length)]).astype(np.int32)
             sampled = np.arange(len(tokens)) >= len(prompt)
             trajectory = Trajectory(
-                str(group), f"{group}/{member}", tokens, sampled, sampled, np.zeros(len(tokens), np.float32),
-                np.where(sampled, 0, -1), len(prompt), (),
+                str(group),
+                f"{group}/{member}",
+                tokens,
+                sampled,
+                sampled,
+                np.zeros(len(tokens), np.float32),
+                np.where(sampled, 0, -1),
+                len(prompt),
+                (),
             )
             samples.append(Sample(trajectory, (-1.0) ** member))
     return samples

@@ -128,7 +128,10 @@ def main() -> int:
         more = ["--resume"]
     subprocess.run(command(arguments, killed, "--resume"), check=True, stdout=subprocess.DEVNULL)
     differences = compare(whole, killed)
-    print("\n".join(differences) or f"after {kills} kills: parameters, optimizer, metrics and completions are bit-identical")
+    print(
+        "\n".join(differences)
+        or f"after {kills} kills: parameters, optimizer, metrics and completions are bit-identical"
+    )
     return 1 if differences else 0
 
 

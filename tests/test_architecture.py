@@ -85,7 +85,7 @@ def test_no_import_cycles() -> None:
     done: set[str] = set()
 
     def visit(module: str, path: tuple[str, ...]) -> None:
-        assert module not in path, " -> ".join((*path[path.index(module):], module))
+        assert module not in path, " -> ".join((*path[path.index(module) :], module))
         if module not in done:
             for target in graph[module]:
                 # A package's __init__ is its own file: importing a sibling module through it is not a cycle.
@@ -114,7 +114,9 @@ def test_public_symbols_have_docstrings(file: Path) -> None:
 
     def check(body: list[ast.stmt], owner: str) -> None:
         for node in body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith(
+                "_"
+            ):
                 assert ast.get_docstring(node), f"{owner}{node.name} has no docstring"
                 if isinstance(node, ast.ClassDef):
                     check(node.body, f"{node.name}.")
@@ -127,9 +129,16 @@ def test_no_junk_drawers() -> None:
 
 
 def test_only_models_imports_flax() -> None:
-    users = {file for file in FILES for node in ast.walk(ast.parse(file.read_text()))
-             if isinstance(node, ast.Import | ast.ImportFrom)
-             and any(name.split(".")[0] == "flax" for name in ([a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]))}
+    users = {
+        file
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and any(
+            name.split(".")[0] == "flax"
+            for name in ([a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+        )
+    }
     assert {room_of(module_of(file)) for file in users} <= {"models"}
 
 

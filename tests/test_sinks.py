@@ -23,7 +23,9 @@ def strict(line: str) -> dict:
 def test_nan_becomes_null_and_any_text_survives(tmp_path: Path) -> None:
     text = "ok \ud83d and \u2028 and \x00 and 数学"
     lines = JsonLines(tmp_path / "records.jsonl")
-    lines.write({"nan": math.nan, "inf": np.float32(np.inf), "text": text, "array": np.arange(2), "flag": np.bool_(True)})
+    lines.write(
+        {"nan": math.nan, "inf": np.float32(np.inf), "text": text, "array": np.arange(2), "flag": np.bool_(True)}
+    )
     lines.close()
     raw = (tmp_path / "records.jsonl").read_text()
     assert raw.count("\n") == len(raw.splitlines()) == 1

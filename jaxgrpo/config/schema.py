@@ -30,7 +30,8 @@ class ModelSection(Section):
         ),
     )
     max_context: int | None = Field(
-        None, gt=0,
+        None,
+        gt=0,
         description="Longest sequence, prompt and completion; default: the model's own limit.",
     )
     scan_layers: Literal["auto", True, False] = Field(
@@ -105,16 +106,21 @@ class SamplingSection(Section):
     """How completions are drawn in training."""
 
     temperature: float = Field(
-        1.0, gt=0,
+        1.0,
+        gt=0,
         description="Logits are divided by it, in the sampler and in the learner alike.",
     )
     top_k: int = Field(0, ge=0, description="Keep the k most likely tokens; 0: all.")
     top_p: float = Field(
-        1.0, gt=0, le=1,
+        1.0,
+        gt=0,
+        le=1,
         description="Keep the smallest set of tokens that reaches this probability; 1: all.",
     )
     min_p: float = Field(
-        0.0, ge=0, lt=1,
+        0.0,
+        ge=0,
+        lt=1,
         description="Drop tokens less likely than this share of the most likely one; 0: none.",
     )
     repetition_penalty: float = Field(1.0, gt=0, description="Divide the logits of tokens already seen; 1: off.")
@@ -145,7 +151,8 @@ class RolloutSection(Section):
     num_generations: int = Field(8, gt=0, description="Completions of each prompt: the size of a group.")
     max_completion_tokens: int = Field(256, gt=0, description="Sampled tokens of one episode, all turns together.")
     max_turn_tokens: int | None = Field(
-        None, gt=0,
+        None,
+        gt=0,
         description="Sampled tokens of one turn; default: only the episode's limit.",
     )
     max_turns: int | None = Field(None, gt=0, description="Model turns of one episode; default: the scheduler decides.")
@@ -157,34 +164,82 @@ class ObjectiveSection(Section):
     """The objective: a preset, and what departs from it; null means "as the preset says". See docs/losses.md."""
 
     preset: str = Field("grpo", description="A named objective; the keys below override its choices.")
-    ratio: Literal["token", "sequence", "sequence_token"] | None = Field(None, description="Level of the importance ratio: each token's own, the sequence's mean (GSPO), or that with each token's own gradient.")
-    policy_loss: str | None = Field(None, description="A registered policy loss: clip, cispo, sapo, fipo, real, reinforce, or a plug-in; the preset's options for another loss are then dropped.")
-    policy_loss_options: dict[str, Any] | None = Field(None, description="Keyword options of the policy loss, such as tau_pos for sapo; merged over the preset's.")
-    eps_low: float | None = Field(None, ge=0, lt=1, description="The ratio is clipped from below at 1 - eps_low.")
-    eps_high: float | None = Field(None, gt=0, description="The ratio is clipped from above at 1 + eps_high; with cispo it is the cap itself.")
-    eps_dual: float | None = Field(None, gt=1, description="Two-sided clip: caps the unclipped ratio too, which bounds the loss of tokens with a negative advantage.")
-    aggregation: Literal["sequence_mean", "sequence_sum", "token_mean", "constant", "group_mean"] | None = Field(
-        None, description="How token losses become one number: every sequence, token or prompt weighs the same; sequence_sum adds tokens up; constant divides that by max_completion_tokens."
+    ratio: Literal["token", "sequence", "sequence_token"] | None = Field(
+        None,
+        description="Level of the importance ratio: each token's own, the sequence's mean (GSPO), or that with each token's own gradient.",
     )
-    kl_coef: float | None = Field(None, ge=0, description="Weight of the KL to the reference policy; 0: none, and no reference copy in memory.")
-    kl_estimator: Literal["k1", "k2", "k3"] | None = Field(None, description="Estimator of the KL, each token; default k3 in the loss, k1 in the reward. k1 in the loss is refused: its gradient is zero in expectation.")
-    kl_in_reward: bool | None = Field(None, description="Subtract the KL from each sample's reward, in place of a term in the loss.")
+    policy_loss: str | None = Field(
+        None,
+        description="A registered policy loss: clip, cispo, sapo, fipo, real, reinforce, or a plug-in; the preset's options for another loss are then dropped.",
+    )
+    policy_loss_options: dict[str, Any] | None = Field(
+        None, description="Keyword options of the policy loss, such as tau_pos for sapo; merged over the preset's."
+    )
+    eps_low: float | None = Field(None, ge=0, lt=1, description="The ratio is clipped from below at 1 - eps_low.")
+    eps_high: float | None = Field(
+        None, gt=0, description="The ratio is clipped from above at 1 + eps_high; with cispo it is the cap itself."
+    )
+    eps_dual: float | None = Field(
+        None,
+        gt=1,
+        description="Two-sided clip: caps the unclipped ratio too, which bounds the loss of tokens with a negative advantage.",
+    )
+    aggregation: Literal["sequence_mean", "sequence_sum", "token_mean", "constant", "group_mean"] | None = Field(
+        None,
+        description="How token losses become one number: every sequence, token or prompt weighs the same; sequence_sum adds tokens up; constant divides that by max_completion_tokens.",
+    )
+    kl_coef: float | None = Field(
+        None, ge=0, description="Weight of the KL to the reference policy; 0: none, and no reference copy in memory."
+    )
+    kl_estimator: Literal["k1", "k2", "k3"] | None = Field(
+        None,
+        description="Estimator of the KL, each token; default k3 in the loss, k1 in the reward. k1 in the loss is refused: its gradient is zero in expectation.",
+    )
+    kl_in_reward: bool | None = Field(
+        None, description="Subtract the KL from each sample's reward, in place of a term in the loss."
+    )
     kl_aggregation: Literal["sequence_mean", "sequence_sum", "token_mean", "constant", "group_mean"] | None = Field(
         None, description="Aggregation of the KL term, where it should differ from the policy term's."
     )
-    entropy_coef: float | None = Field(None, description="Weight of the entropy bonus, subtracted from the loss; 0: none.")
-    top_entropy_quantile: float | None = Field(None, gt=0, le=1, description="Only this share of the tokens, those with the highest entropy in the micro-batch, carries the policy loss; 1: all.")
-    drop_truncated: bool | None = Field(None, description="Mask samples that a token limit cut; they still count in rewards and advantages, not in the loss's denominators.")
-    sampler_correction: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None = Field(
-        None, description="Importance weights for the gap between sampler and learner: each token's or the sequence's ratio, truncated or zeroed above the threshold."
+    entropy_coef: float | None = Field(
+        None, description="Weight of the entropy bonus, subtracted from the loss; 0: none."
     )
-    sampler_correction_threshold: float | None = Field(None, gt=0, description="The threshold of sampler_correction; default 2.")
-    sampler_diagnostics: bool | None = Field(None, description="Log the measures of the gap between sampler and learner even without a correction.")
-    off_policy_mask_delta: float | None = Field(None, description="Drop a sample with a negative advantage whose mean log-prob fell by more than this since it was drawn, nats a token.")
-    token_weights: dict[str, dict[str, Any]] | None = Field(None, description="Further registered token weights, by name, each with its options.")
-    advantage: str | None = Field(None, description="A registered advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, gdpo, or a plug-in.")
-    advantage_options: dict[str, Any] | None = Field(None, description="Keyword options of the advantage estimator, merged over the preset's.")
-    scale: Literal["group", "batch", "none"] | None = Field(None, description="What advantages are divided by: the group's standard deviation, the batch's, or nothing.")
+    top_entropy_quantile: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Only this share of the tokens, those with the highest entropy in the micro-batch, carries the policy loss; 1: all.",
+    )
+    drop_truncated: bool | None = Field(
+        None,
+        description="Mask samples that a token limit cut; they still count in rewards and advantages, not in the loss's denominators.",
+    )
+    sampler_correction: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None = Field(
+        None,
+        description="Importance weights for the gap between sampler and learner: each token's or the sequence's ratio, truncated or zeroed above the threshold.",
+    )
+    sampler_correction_threshold: float | None = Field(
+        None, gt=0, description="The threshold of sampler_correction; default 2."
+    )
+    sampler_diagnostics: bool | None = Field(
+        None, description="Log the measures of the gap between sampler and learner even without a correction."
+    )
+    off_policy_mask_delta: float | None = Field(
+        None,
+        description="Drop a sample with a negative advantage whose mean log-prob fell by more than this since it was drawn, nats a token.",
+    )
+    token_weights: dict[str, dict[str, Any]] | None = Field(
+        None, description="Further registered token weights, by name, each with its options."
+    )
+    advantage: str | None = Field(
+        None, description="A registered advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, gdpo, or a plug-in."
+    )
+    advantage_options: dict[str, Any] | None = Field(
+        None, description="Keyword options of the advantage estimator, merged over the preset's."
+    )
+    scale: Literal["group", "batch", "none"] | None = Field(
+        None, description="What advantages are divided by: the group's standard deviation, the batch's, or nothing."
+    )
 
 
 class OptimizerSection(Section):
@@ -203,7 +258,8 @@ class OptimizerSection(Section):
     beta2: float = Field(0.999, ge=0, lt=1, description="Second-moment decay.")
     epsilon: float = Field(1e-8, gt=0, description="Added to Adam's denominator.")
     max_grad_norm: float | None = Field(
-        1.0, gt=0,
+        1.0,
+        gt=0,
         description="Clip the global gradient norm to this; null: no clipping.",
     )
     frozen: list[str] = Field(
@@ -214,7 +270,8 @@ class OptimizerSection(Section):
         ),
     )
     max_skipped_updates: int = Field(
-        10, ge=0,
+        10,
+        ge=0,
         description=(
             "Stop the run after this many consecutive updates with a non-finite loss or gradient (each is skipped)."
         ),
@@ -233,16 +290,19 @@ class LearnerSection(Section):
     """How a batch of trajectories becomes updates."""
 
     updates_per_step: int = Field(
-        1, gt=0,
+        1,
+        gt=0,
         description="Optimizer updates one pass over a step's samples is split into; must divide prompts_per_step.",
     )
     num_iterations: int = Field(1, gt=0, description="Passes over a step's samples.")
     micro_batch_tokens: int = Field(
-        4096, gt=0,
+        4096,
+        gt=0,
         description="Packed tokens processed at once, on each data shard; changes memory and speed, never the result.",
     )
     row_tokens: int | None = Field(
-        None, gt=0,
+        None,
+        gt=0,
         description="Tokens of a packed row; default: chosen from the longest sequence that can occur.",
     )
     share_prompts: bool = Field(
@@ -256,7 +316,8 @@ class EvalSection(Section):
     """Held-out evaluation."""
 
     every_steps: int = Field(
-        0, ge=0,
+        0,
+        ge=0,
         description="Evaluate after every this many steps; 0: only before and after training.",
     )
     num_prompts: int | None = Field(None, gt=0, description="Use the first this many held-out prompts; default: all.")
@@ -272,7 +333,8 @@ class CheckpointSection(Section):
     """Checkpoints and the export at the end."""
 
     every_steps: int = Field(
-        50, ge=0,
+        50,
+        ge=0,
         description="Save after every this many steps, and at the end; 0: only at the end.",
     )
     keep: int = Field(2, gt=0, description="Checkpoints kept; older ones go once a newer one is complete.")

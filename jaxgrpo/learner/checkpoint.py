@@ -52,9 +52,7 @@ class Checkpoints:
         Raises:
             RunError: it could not be written (disk full, no permission); the earlier checkpoints are untouched.
         """
-        arguments = ocp.args.Composite(
-            **{STATE: ocp.args.StandardSave(state), PROGRESS: ocp.args.JsonSave(progress)}
-        )
+        arguments = ocp.args.Composite(**{STATE: ocp.args.StandardSave(state), PROGRESS: ocp.args.JsonSave(progress)})
         try:
             self._manager.save(step, args=arguments, force=True)
             self._manager.wait_until_finished()
@@ -91,4 +89,3 @@ class Checkpoints:
     def close(self) -> None:
         """Waits for Orbax's background work."""
         self._manager.close()
-

@@ -31,7 +31,9 @@ class Extent(NamedTuple):
 
     def fits(self, capacity: Extent) -> bool:
         """Whether `capacity` has room for this."""
-        return self.tokens <= capacity.tokens and self.targets <= capacity.targets and self.sequences <= capacity.sequences
+        return (
+            self.tokens <= capacity.tokens and self.targets <= capacity.targets and self.sequences <= capacity.sequences
+        )
 
 
 @dataclass(frozen=True)

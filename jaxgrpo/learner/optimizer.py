@@ -1,6 +1,6 @@
 """The optimizer: one optax chain made from the config.
 
-    gradients ──▶ clip by global norm ──▶ extra transforms ──▶ update rule ──▶ decoupled weight decay ──▶ × −learning rate
+gradients ──▶ clip by global norm ──▶ extra transforms ──▶ update rule ──▶ decoupled weight decay ──▶ × −learning rate
 """
 
 from __future__ import annotations

@@ -205,12 +205,15 @@ def _too_long(units: Sequence[Unit], layout: Layout) -> UserError:
         size = max(sum(chunk.extent.tokens for chunk in unit.chunks) for unit in units)
     else:
         what = "trajectory"
-        size = max(chunk.prompt_tokens + part.tokens for unit in units for chunk in unit.chunks for _, part in chunk.members)
+        size = max(
+            chunk.prompt_tokens + part.tokens for unit in units for chunk in unit.chunks for _, part in chunk.members
+        )
     return UserError(
         Problem(
             "learner.row_tokens",
             f"rows of {longest.tokens} tokens and {longest.sequences} sequences, and a {what} of {size} tokens",
-            f"rows that hold every {what}" + (": this objective compares the samples of a group" if what == "group" else ""),
+            f"rows that hold every {what}"
+            + (": this objective compares the samples of a group" if what == "group" else ""),
             f"set learner.row_tokens to at least {size}, or lower rollout.max_completion_tokens",
         )
     )
@@ -250,7 +253,9 @@ def _write_row(
             before = np.flatnonzero(trajectory.loss_mask) - 1
             where = slice(target, target + extent.targets)
             # Position t - 1 predicts token t; the prompt and the part after it stand at different places of the row.
-            row["hidden_index"][where] = np.where(before < prompt_tokens, prompt_at + before, at + before - prompt_tokens)
+            row["hidden_index"][where] = np.where(
+                before < prompt_tokens, prompt_at + before, at + before - prompt_tokens
+            )
             row["sequence"][where] = len(written)
             _write_targets({name: array[where] for name, array in row.items()}, samples[index], on_policy)
             row["group"][len(written)] = groups.setdefault(trajectory.prompt_id, len(groups))
@@ -261,7 +266,9 @@ def _write_row(
     return written
 
 
-def _write_tokens(row: dict[str, np.ndarray], at: int, tokens: np.ndarray, position: int, segment: int, parent: int) -> None:
+def _write_tokens(
+    row: dict[str, np.ndarray], at: int, tokens: np.ndarray, position: int, segment: int, parent: int
+) -> None:
     """Writes one run of tokens at `at`, the first of which has position `position`."""
     where = slice(at, at + len(tokens))
     row["tokens"][where] = tokens

@@ -61,9 +61,7 @@ def create(params: Tree, optimizer: Optimizer, *, with_reference: bool = False) 
 
 def abstract_state(decoder: Decoder, optimizer: Optimizer, mesh: Mesh, *, with_reference: bool = False) -> TrainState:
     """The state's shapes, types and shardings (`jax.ShapeDtypeStruct` leaves): what a checkpoint is restored into."""
-    shapes = jax.eval_shape(
-        lambda rng: _initial(decoder.init(rng), optimizer, with_reference), jax.random.key(0)
-    )
+    shapes = jax.eval_shape(lambda rng: _initial(decoder.init(rng), optimizer, with_reference), jax.random.key(0))
     places = state_shardings(shapes, decoder_shardings(decoder, mesh), mesh)
     return jax.tree.map(
         lambda shape, place: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=place), shapes, places

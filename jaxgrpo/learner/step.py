@@ -173,7 +173,9 @@ def _apply(
     trainable, frozen = optimizer.split(params)
     steps, new_opt_state = optimizer.transform.update(grads, opt_state, trainable)
     new = (optax.apply_updates(trainable, steps), new_opt_state)
-    trainable, opt_state = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, (trainable, opt_state))
+    trainable, opt_state = jax.tree.map(
+        lambda after, before: jnp.where(finite, after, before), new, (trainable, opt_state)
+    )
     one, ok = jnp.float32(1), finite.astype(jnp.int32)
     metrics = {
         "loss": Mean(loss, one),

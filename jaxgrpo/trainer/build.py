@@ -107,9 +107,7 @@ def _state(
     return create(params, optimizer, with_reference=with_reference), {}
 
 
-def _run(
-    prepared: Prepared, learner: Learner, checkpoints: Checkpoints, progress: dict[str, Any], step: int
-) -> Run:
+def _run(prepared: Prepared, learner: Learner, checkpoints: Checkpoints, progress: dict[str, Any], step: int) -> Run:
     config, plan, output = prepared.config, prepared.plan, Path(prepared.config.output_dir)
     prompts = PromptStream(prepared.train_prompts, config.seed, config.data.shuffle)
     if progress:

@@ -36,7 +36,9 @@ def export(directory: Path, step: int | None, out: Path | None, dtype: str | Non
     checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
     steps = checkpoints.steps()
     if not steps or (step is not None and step not in steps):
-        expected = f"one of the checkpoints {', '.join(map(str, steps))}" if steps else "a run with a complete checkpoint"
+        expected = (
+            f"one of the checkpoints {', '.join(map(str, steps))}" if steps else "a run with a complete checkpoint"
+        )
         raise UserError(Problem("--step", str(step), expected, "leave --step out for the newest"))
     step = steps[-1] if step is None else step
     model = validate_pretrained(config.model.path)

@@ -19,7 +19,9 @@ def finish(run: Run, prepared: Prepared, state: TrainState, step: int) -> None:
         run.reporter.note("writing the trained model in Hugging Face format")
         config = prepared.config
         target = str(output / "export")
-        exported = export_pretrained(state.params, prepared.model, config.model.path, target, config.checkpoint.export_dtype)
+        exported = export_pretrained(
+            state.params, prepared.model, config.model.path, target, config.checkpoint.export_dtype
+        )
     run.metrics.lines.flush()
     for line in summary(output, exported):
         run.reporter.note(line)
@@ -41,7 +43,9 @@ def summary(output: Path, exported: Path | None) -> list[str]:
         tenth = max(1, len(rewards) // 10)
         start, end = sum(rewards[:tenth]) / tenth, sum(rewards[-tenth:]) / tenth
         lines.append(f"training reward    {start:.3f} → {end:.3f} (means of the first and the last {tenth} steps)")
-    lines += [f"metrics            {output / 'metrics.jsonl'}   (curves: tensorboard --logdir {output / 'tensorboard'})"]
+    lines += [
+        f"metrics            {output / 'metrics.jsonl'}   (curves: tensorboard --logdir {output / 'tensorboard'})"
+    ]
     if (output / "completions.jsonl").exists():
         lines.append(f"every completion   {output / 'completions.jsonl'}")
     if exported:
@@ -60,7 +64,9 @@ def _hints(records: list[dict]) -> list[str]:
 
     hints = []
     if mean("completions/clipped_ratio") > 0.2:
-        hints.append(f"{mean('completions/clipped_ratio'):.0%} of completions hit the limit: raise rollout.max_completion_tokens")
+        hints.append(
+            f"{mean('completions/clipped_ratio'):.0%} of completions hit the limit: raise rollout.max_completion_tokens"
+        )
     if mean("frac_reward_zero_std") > 0.5:
         hints.append(
             f"{mean('frac_reward_zero_std'):.0%} of groups had equal rewards and taught nothing: "

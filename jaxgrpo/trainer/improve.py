@@ -1,6 +1,6 @@
 """Scored samples → updates: advantages, mini-batches, passes, and the log-probs that stand still meanwhile.
 
-    collected ──▶ advantages ──▶ samples ──▶ mini-batches ──▶ [old, reference log-probs] ──▶ update, update, …
+collected ──▶ advantages ──▶ samples ──▶ mini-batches ──▶ [old, reference log-probs] ──▶ update, update, …
 """
 
 from __future__ import annotations

@@ -127,9 +127,7 @@ def _record(run: Run, step: int, metrics: dict[str, float]) -> None:
     run.reporter.step(step, metrics)
 
 
-def _record_completions(
-    run: Run, step: int, split: str, collected: Collected, advantages: np.ndarray | None
-) -> None:
+def _record_completions(run: Run, step: int, split: str, collected: Collected, advantages: np.ndarray | None) -> None:
     if run.completions is None:
         return
     scores = collected.scores

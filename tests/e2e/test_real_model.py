@@ -68,7 +68,7 @@ def test_sampler_and_learner_agree_and_the_first_ratio_is_exactly_one(temperatur
     samples = [Sample(t, float(index % 3 - 1)) for index, t in enumerate(trajectories)]
     packed = pack(samples, choose_layout(64, 24, 4, 1024), keep_zero_advantage=True)
     learned = unpack(packed, learner.logprobs(params, packed.batches))
-    gaps = [np.abs(l - t.logprobs)[t.loss_mask].max() for l, t in zip(learned, trajectories, strict=True)]
+    gaps = [np.abs(values - t.logprobs)[t.loss_mask].max() for values, t in zip(learned, trajectories, strict=True)]
     assert max(gaps) <= 1e-4
     _, metrics = learner.update(create(params, optimizer), packed.batches)
     values = finalize(metrics)

@@ -54,7 +54,14 @@ def test_a_run_leaves_a_record_of_everything(small_run: SmallRun, capsys: pytest
     metrics = lines(out / "metrics.jsonl")
     assert [record["step"] for record in metrics] == [0, 1, 2]
     assert "eval/accuracy" in metrics[0] and "eval/accuracy" in metrics[2] and "reward" not in metrics[0]
-    for name in ("reward", "reward_std", "rewards/last_number/mean", "completions/mean_length", "grad_norm", "learning_rate"):
+    for name in (
+        "reward",
+        "reward_std",
+        "rewards/last_number/mean",
+        "completions/mean_length",
+        "grad_norm",
+        "learning_rate",
+    ):
         assert name in metrics[1], name
     assert metrics[1]["ratio/min"] == metrics[1]["ratio/max"] == 1.0
     completions = lines(out / "completions.jsonl")
@@ -83,7 +90,13 @@ GRID = [
 @pytest.mark.parametrize("options", GRID, ids=["plain", "several updates", "kl and schedule"])
 def test_resumed_equals_uninterrupted(small_run: SmallRun, options: dict[str, Any]) -> None:
     """Pain points P53, P55, P56: the cursor, every seed, the schedule and the reference survive."""
-    settings = {"steps": 4, "checkpoint.every_steps": 1, "checkpoint.keep": 9, "objective.kl_coef": 0.0, "optimizer.learning_rate": 1e-2}
+    settings = {
+        "steps": 4,
+        "checkpoint.every_steps": 1,
+        "checkpoint.keep": 9,
+        "objective.kl_coef": 0.0,
+        "optimizer.learning_rate": 1e-2,
+    }
     for key, value in {**settings, **options}.items():
         small_run.set(key, value)
     assert run(small_run, "output_dir=whole") == 0
@@ -125,7 +138,9 @@ def test_export_writes_any_checkpoint(small_run: SmallRun) -> None:
     assert export.main(["nowhere"]) == 2
 
 
-def test_a_reward_that_raises_stops_the_run_with_its_name(small_run: SmallRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reward_that_raises_stops_the_run_with_its_name(
+    small_run: SmallRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     (small_run.root / "mine.py").write_text(
         "from jaxgrpo.registry import register\n\n@register('reward', 'breaks')\n"
         "def breaks(completions, answer):\n    return [1 / 0 for _ in completions]\n"
@@ -141,7 +156,9 @@ def start(small_run: SmallRun, *arguments: str) -> subprocess.Popen[str]:
     """The door as a process of its own."""
     command = [sys.executable, "-m", "jaxgrpo.train", "--config", str(small_run.write_config()), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, cwd=small_run.root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, cwd=small_run.root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def wait_for(condition: Any, process: subprocess.Popen[str], seconds: float = 120) -> None:

@@ -59,7 +59,8 @@ def test_without_entropy() -> None:
     assert got[0][1][1] is None
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5),
-        got, value_and_gradient(expected, weights, hidden, head),
+        got,
+        value_and_gradient(expected, weights, hidden, head),
     )
 
 
@@ -75,7 +76,9 @@ def test_bfloat16_hidden_float32_head() -> None:
     assert [g.dtype for g in grads] == [jnp.bfloat16, jnp.float32]
     np.testing.assert_allclose(value, expected, rtol=1e-4)
     for got, exact in zip(grads, plain_grads, strict=True):
-        np.testing.assert_allclose(got.astype(jnp.float32), exact.astype(jnp.float32), atol=0.03 * float(abs(exact).max()))
+        np.testing.assert_allclose(
+            got.astype(jnp.float32), exact.astype(jnp.float32), atol=0.03 * float(abs(exact).max())
+        )
 
 
 def test_extreme_logits_stay_finite() -> None:
@@ -86,7 +89,9 @@ def test_extreme_logits_stay_finite() -> None:
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(got))
 
 
-@pytest.mark.parametrize(("vocabulary", "block", "count"), [(49152, 2048, 24), (151936, 2048, 128), (50257, 2048, 29), (53, 8, 7)])
+@pytest.mark.parametrize(
+    ("vocabulary", "block", "count"), [(49152, 2048, 24), (151936, 2048, 128), (50257, 2048, 29), (53, 8, 7)]
+)
 def test_blocks_divide_where_a_divisor_is_near(vocabulary: int, block: int, count: int) -> None:
     assert num_blocks(vocabulary, block) == count
 
@@ -99,7 +104,9 @@ def test_compiled_memory_stays_below_tokens_times_vocabulary() -> None:
         "block": lambda h, w: token_logprobs(h, w, tokens, block=512, with_entropy=True),
         "plain": lambda h, w: plain(h, w, tokens, 1.0),
     }.items():
-        compiled = jax.jit(lambda h, w, f=function: value_and_gradient(f, weights, h, w)[1]).lower(hidden, head).compile()
+        compiled = (
+            jax.jit(lambda h, w, f=function: value_and_gradient(f, weights, h, w)[1]).lower(hidden, head).compile()
+        )
         temporary[name] = compiled.memory_analysis().temp_size_in_bytes
     logits = n * v * 4
     assert temporary["plain"] >= logits

@@ -59,7 +59,11 @@ def test_weight_decay_reaches_matrices_only(name: str) -> None:
 
 def test_adamw_is_optax_adamw() -> None:
     grads = jax.tree.map(lambda p: jnp.arange(p.size, dtype=jnp.float32).reshape(p.shape) - 3, PARAMS)
-    mask = {"embed": {"embedding": True}, "layers": {"query": {"kernel": True, "bias": False}}, "final_norm": {"scale": False}}
+    mask = {
+        "embed": {"embedding": True},
+        "layers": {"query": {"kernel": True, "bias": False}},
+        "final_norm": {"scale": False},
+    }
     reference = optax.adamw(0.1, 0.8, 0.9, 1e-6, weight_decay=0.2, mask=mask)
     steps, _ = reference.update(grads, reference.init(PARAMS), PARAMS)
     after = one_step(grads, weight_decay=0.2, beta1=0.8, beta2=0.9, epsilon=1e-6, max_grad_norm=None)
@@ -77,7 +81,9 @@ def test_sgd_clips_then_transforms() -> None:
 def test_frozen_parameters_have_no_state_and_do_not_move() -> None:
     optimizer = make_optimizer(OptimizerSection(frozen=["^embed/", "bias$"]), 10, AXES)
     state = optimizer.transform.init(optimizer.split(PARAMS)[0])
-    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 2 * (32 + 4) + 2  # two moments of what trains, two counts
+    assert (
+        sum(leaf.size for leaf in jax.tree.leaves(state)) == 2 * (32 + 4) + 2
+    )  # two moments of what trains, two counts
     after = one_step(jax.tree.map(jnp.ones_like, PARAMS), frozen=["^embed/", "bias$"], weight_decay=0.5)
     np.testing.assert_array_equal(after["embed"]["embedding"], 1)
     np.testing.assert_array_equal(after["layers"]["query"]["bias"], 1)
@@ -86,7 +92,11 @@ def test_frozen_parameters_have_no_state_and_do_not_move() -> None:
 
 @pytest.mark.parametrize(
     ("patterns", "message"),
-    [(["nothing_like_this"], r"optimizer\.frozen\[0\]"), (["embed", "("], "regular expression"), ([""], "left to train")],
+    [
+        (["nothing_like_this"], r"optimizer\.frozen\[0\]"),
+        (["embed", "("], "regular expression"),
+        ([""], "left to train"),
+    ],
 )
 def test_patterns_that_cannot_be_meant(patterns: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):

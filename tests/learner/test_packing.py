@@ -11,11 +11,21 @@ from jaxgrpo.learner.packing import Denominators, Packed, Sample, pack, unpack
 from jaxgrpo.types.rollout import Trajectory
 
 
-def sample(group: str, prompt: list[int], completion: list[int], mask: list[int] | None = None, advantage: float = 1.0) -> Sample:
+def sample(
+    group: str, prompt: list[int], completion: list[int], mask: list[int] | None = None, advantage: float = 1.0
+) -> Sample:
     sampled = np.array([0] * len(prompt) + (mask or [1] * len(completion)), bool)
     tokens = np.array(prompt + completion, np.int32)
     trajectory = Trajectory(
-        group, group, tokens, sampled, sampled, -tokens.astype(np.float32), np.zeros(len(tokens), np.int32), len(prompt), ()
+        group,
+        group,
+        tokens,
+        sampled,
+        sampled,
+        -tokens.astype(np.float32),
+        np.zeros(len(tokens), np.int32),
+        len(prompt),
+        (),
     )
     return Sample(trajectory, advantage)
 

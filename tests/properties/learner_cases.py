@@ -23,8 +23,17 @@ from jaxgrpo.types.batch import TokenBatch
 from jaxgrpo.types.rollout import Trajectory
 
 CONFIG = ModelConfig(
-    family="llama", vocab_size=61, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=4, num_kv_heads=2,
-    head_dim=4, max_positions=256, tied_head=True, initializer_range=0.3,
+    family="llama",
+    vocab_size=61,
+    hidden_size=16,
+    intermediate_size=24,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=4,
+    max_positions=256,
+    tied_head=True,
+    initializer_range=0.3,
 )
 DECODER = Decoder(CONFIG, jnp.float32, scan_layers=True)
 LAYOUT = Layout((Extent(48, 48, 16),), micro_batch_tokens=192)
@@ -37,8 +46,15 @@ def trajectory(
     before = np.zeros(len(prompt))
     sampled = np.concatenate([before, mask]).astype(bool)
     return Trajectory(
-        group, f"{group}/{member}", np.concatenate([prompt, completion]).astype(np.int32), sampled, sampled,
-        np.concatenate([before, logprobs]).astype(np.float32), np.where(sampled, 0, -1), len(prompt), (),
+        group,
+        f"{group}/{member}",
+        np.concatenate([prompt, completion]).astype(np.int32),
+        sampled,
+        sampled,
+        np.concatenate([before, logprobs]).astype(np.float32),
+        np.where(sampled, 0, -1),
+        len(prompt),
+        (),
     )
 
 
@@ -86,7 +102,10 @@ def plain_batch(samples: Sequence[Sample]) -> tuple[TokenBatch, np.ndarray]:
     count = len(samples)
     scalars = {name: np.float32(value) for name, value in Denominators.of(samples)._asdict().items()}
     batch = TokenBatch(
-        tokens=tokens, positions=tokens, segment=tokens, parent=tokens,
+        tokens=tokens,
+        positions=tokens,
+        segment=tokens,
+        parent=tokens,
         hidden_index=np.broadcast_to(np.arange(longest - 1, dtype=np.int32), mask.shape),
         token=tokens[:, 1:],
         sequence=np.where(mask > 0, 0, -1).astype(np.int32),
@@ -110,7 +129,9 @@ def plain_logprobs(params: Any, tokens: np.ndarray, temperature: float) -> jax.A
     return jnp.take_along_axis(logprobs, jnp.asarray(tokens)[:, 1:, None], axis=2)[..., 0]
 
 
-def plain_gradient(objective: Objective, params: Any, samples: Sequence[Sample], temperature: float = 0.7) -> tuple[Any, Any]:
+def plain_gradient(
+    objective: Objective, params: Any, samples: Sequence[Sample], temperature: float = 0.7
+) -> tuple[Any, Any]:
     """(loss, gradient) without packing, sharing, blocks, micro-batches or a mesh."""
     batch, tokens = plain_batch(samples)
 

@@ -28,4 +28,8 @@ def test_meshes_equal_a_single_device() -> None:
         # AdamW divides by the gradient's size, so rounding shows in parameters whose gradient is almost 0.
         assert found["params"] < 1e-3, (name, found)
         assert found["moment_like_param"], name
-    assert {name: found["query_shards"] for name, found in result.items()} == {"data": 1, "fsdp": 8, "fsdp and tensor": 8}
+    assert {name: found["query_shards"] for name, found in result.items()} == {
+        "data": 1,
+        "fsdp": 8,
+        "fsdp and tensor": 8,
+    }

@@ -26,7 +26,9 @@ LEARNER = make_learner(OBJECTIVE)
 
 
 def new_state(learner: Learner = LEARNER, with_reference: bool = False) -> Any:
-    return create(init_params(DECODER, jax.random.key(0), learner.mesh), learner.optimizer, with_reference=with_reference)
+    return create(
+        init_params(DECODER, jax.random.key(0), learner.mesh), learner.optimizer, with_reference=with_reference
+    )
 
 
 def copied(tree: Any) -> Any:
@@ -84,7 +86,11 @@ def test_non_finite_update_is_skipped_and_counted(where: str) -> None:
     before = copied(state)
     good = pack(samples, LAYOUT, on_policy=False).batches
     mask = good[0].loss_mask
-    bad = [good[0].with_values(**{where: np.where(np.cumsum(mask).reshape(mask.shape) == 5, np.nan, getattr(good[0], where))})]
+    bad = [
+        good[0].with_values(
+            **{where: np.where(np.cumsum(mask).reshape(mask.shape) == 5, np.nan, getattr(good[0], where))}
+        )
+    ]
     for count in (1, 2):
         state, metrics = LEARNER.update(state, bad + good[1:])
         assert finalize(metrics) == {"update_skipped": 1.0}

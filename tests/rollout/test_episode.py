@@ -47,7 +47,9 @@ def test_arrays_agree_and_sampled_logprobs_stay_in_order(turns: list[tuple[list[
     assert trajectory.tokens.tolist() == tokens
     assert not np.any(trajectory.loss_mask & ~trajectory.sampled)
     np.testing.assert_allclose(trajectory.logprobs[trajectory.sampled], np.asarray(logprobs, np.float32))
-    assert (trajectory.logprobs[~trajectory.sampled] == 0).all() and (trajectory.versions[~trajectory.sampled] == -1).all()
+    assert (trajectory.logprobs[~trajectory.sampled] == 0).all() and (
+        trajectory.versions[~trajectory.sampled] == -1
+    ).all()
     assert trajectory.turns == sum(sampled for _, sampled, _ in turns)
 
 
@@ -78,5 +80,7 @@ def test_single_turn_records_what_the_engine_drew_and_why_it_ended(finish_reason
     engine = OneReply(choice([8, 9, 2], finish_reason))
     [trajectory] = asyncio.run(SingleTurn().run(spec(), engine, lambda ids: "".join(map(str, ids))))
     assert engine.requests == [((5, 6, 7), spec().sampling)]
-    assert trajectory.tokens.tolist() == [5, 6, 7, 8, 9, 2] and trajectory.loss_mask.tolist() == [False] * 3 + [True] * 3
+    assert (
+        trajectory.tokens.tolist() == [5, 6, 7, 8, 9, 2] and trajectory.loss_mask.tolist() == [False] * 3 + [True] * 3
+    )
     assert trajectory.stop == finish_reason and trajectory.completion == "892" and trajectory.turns == 1
