@@ -2,8 +2,9 @@
 
     python scripts/bench_update.py --model models/smollm2-135m-instruct
 
-Useful FLOPs are what the mathematics needs, forward and backward, for tokens that are not padding: 6 a matmul parameter and
-token, 12·H·Dh a layer and visible (query, key) pair, 6·V·D a predicted token. Recomputation and padding count as nothing.
+Useful FLOPs are what the mathematics needs, forward and backward, for every token once: 6 a matmul parameter and token,
+12·H·Dh a layer and visible (query, key) pair, 6·V·D a predicted token. Recomputation, repeated prompts and padding count
+as nothing.
 The peak is a [2048, 2048] product, measured before and after every update, so that a busy machine slows both; on a very
 busy one the second ratio is the steadier one: the same per second of processor time (user and system, all threads).
 
@@ -17,7 +18,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,12 @@ from jaxgrpo.algo.objective import from_preset
 from jaxgrpo.config.schema import OptimizerSection
 from jaxgrpo.learner.layout import choose_layout
 from jaxgrpo.learner.optimizer import make_optimizer
-from jaxgrpo.learner.packing import Packed, Sample, pack
+from jaxgrpo.learner.packing import Sample, pack
 from jaxgrpo.learner.state import create, init_params
 from jaxgrpo.learner.step import Learner
 from jaxgrpo.models.config import ModelConfig, from_hf
 from jaxgrpo.models.decoder import Decoder
 from jaxgrpo.sharding import make_mesh
-from jaxgrpo.types.batch import TokenBatch
 from jaxgrpo.types.rollout import Trajectory
 
 
@@ -56,7 +56,6 @@ def main() -> None:
             options.generations,
             options.micro_batch_tokens,
             options.row_tokens,
-            quadratic_tokens=round(1.2 * config.hidden_size),
         ),
     )
     state = create(init_params(decoder, jax.random.key(0), learner.mesh), optimizer)
@@ -65,7 +64,7 @@ def main() -> None:
     first = time.perf_counter() - begun
     square = jnp.ones((2048, 2048))
     product = jax.jit(jnp.matmul)
-    flops, seconds, processor = useful_flops(config, packed), [], []
+    flops, seconds, processor = useful_flops(config, packed.samples), [], []
     peaks = [_peak(product, square)]
     for _ in range(options.updates):
         begun, busy = time.perf_counter(), time.process_time()
@@ -93,23 +92,20 @@ def main() -> None:
     print(json.dumps(report))
 
 
-def useful_flops(config: ModelConfig, packed: Packed) -> float:
-    """FLOPs that one update needs, without recomputation and padding."""
+def useful_flops(config: ModelConfig, samples: Sequence[Sample]) -> float:
+    """FLOPs that one update needs, each prompt once, without recomputation, repeated prompts and padding."""
     heads = config.num_heads * config.head_dim
     kv = config.num_kv_heads * config.head_dim
     layer = config.hidden_size * (2 * heads + 2 * kv + 3 * config.intermediate_size)
-    total = 0.0
-    for batch in packed.batches:
-        tokens = float((batch.segment >= 0).sum())
-        targets = float(batch.loss_mask.sum())
-        total += 6 * config.num_layers * (layer * tokens + 2 * heads * _visible_pairs(batch))
-        total += 6 * config.vocab_size * config.hidden_size * targets
-    return total
-
-
-def _visible_pairs(batch: TokenBatch) -> float:
-    """Pairs (query, key) that attention must look at: a token sees as many tokens as its position says, and itself."""
-    return float(((batch.positions + 1) * (batch.segment >= 0)).sum())
+    prompts = {sample.trajectory.prompt_id: sample.trajectory.prompt_length for sample in samples}
+    # The last token is only predicted; a token sees those before it and itself.
+    spans = [(0, length) for length in prompts.values()]
+    spans += [(s.trajectory.prompt_length, len(s.trajectory.tokens) - 1) for s in samples]
+    tokens = sum(end - start for start, end in spans)
+    pairs = sum((end * (end + 1) - start * (start + 1)) / 2 for start, end in spans)
+    targets = sum(int(sample.trajectory.loss_mask.sum()) for sample in samples)
+    layers = 6 * config.num_layers * (layer * tokens + 2 * heads * pairs)
+    return layers + 6 * config.vocab_size * config.hidden_size * targets
 
 
 def _samples(config: ModelConfig, options: argparse.Namespace) -> list[Sample]:

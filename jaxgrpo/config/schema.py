@@ -36,10 +36,8 @@ class ModelSection(Section):
     )
     scan_layers: Literal["auto", True, False] = Field(
         "auto",
-        description=(
-            "Run the layers in one compiled loop (fast to compile) or unrolled (faster on a CPU); auto: unrolled on a "
-            "CPU with at most 40 layers."
-        ),
+        description="Run the layers in one compiled loop (fast to compile) or unrolled; auto: a loop, but unrolled in the "
+        "sampler on a CPU, which decodes faster so.",
     )
     remat: Literal["auto", "none", "dots", "full"] = Field(
         "auto",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -202,6 +203,8 @@ def _load_tokenizer(model_path: str) -> Any:
         raise UserError(
             Problem("model.path", repr(model_path), "a directory that exists, or a hub name", "check the path")
         )
+    # Without torch, which a tokenizer does not need, transformers advises to install it.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer
 
     try:

@@ -35,9 +35,6 @@ from jaxgrpo.trainer.prepare import Prepared
 from jaxgrpo.trainer.progress import make_reporter
 from jaxgrpo.weights.checkpoint_files import load_pretrained
 
-UNROLLED_ON_CPU = 40
-"""A CPU runs this many layers faster unrolled than in a scan; beyond it compilation takes too long."""
-
 
 def build(prepared: Prepared, *, resume: bool) -> tuple[Run, TrainState, int]:
     """Builds a run, its state, and the step that state stands at (0 for a new run).
@@ -68,12 +65,14 @@ def make_decoder(config: Config, model: ModelConfig) -> Decoder:
     on_cpu = jax.default_backend() == "cpu"
     section = config.model
     dtype = section.compute_dtype if section.compute_dtype != "auto" else ("float32" if on_cpu else "bfloat16")
-    scan, remat = section.scan_layers, section.remat
-    if scan == "auto":
-        scan = not (on_cpu and model.num_layers <= UNROLLED_ON_CPU)
-    if remat == "auto":
-        remat = "none" if on_cpu else "full"
-    return Decoder(model, jnp.dtype(dtype), scan_layers=scan, remat=remat)
+    remat = section.remat if section.remat != "auto" else ("none" if on_cpu else "full")
+    return Decoder(model, jnp.dtype(dtype), scan_layers=section.scan_layers is not False, remat=remat)
+
+
+def sampling_decoder(config: Config, decoder: Decoder) -> Decoder:
+    """The same policy as the sampler runs it: a CPU decodes a token faster through unrolled layers."""
+    unrolled = config.model.scan_layers == "auto" and jax.default_backend() == "cpu"
+    return replace(decoder, scan_layers=False) if unrolled else decoder
 
 
 def make_learner(prepared: Prepared, decoder: Decoder, mesh: Mesh) -> Learner:
@@ -113,10 +112,11 @@ def _run(prepared: Prepared, learner: Learner, checkpoints: Checkpoints, progres
     if progress:
         prompts.restore(progress["prompts"])
     engine = JaxEngine(
-        learner.decoder,
+        sampling_decoder(config, learner.decoder),
         slots=config.rollout.slots,
         max_context=config.model.max_context or prepared.model.max_positions,
         stop_text=prepared.chat.decode,
+        mesh=learner.mesh,
     )
     collector = _collector(prepared, engine)
     try:
