@@ -4,5 +4,5 @@
 set -euo pipefail
 source "$(dirname "$0")/environment.sh" smollm2
 "$python" scripts/prepare_smollm2.py
-"$python" scripts/make_sums.py --out data/sums --min 1 --max 49 --train 512 --eval 128
+"$python" scripts/make_sums.py --out data/sums --min 1 --max 15 --train 175 --eval 50
 exec "$python" -m jaxgrpo.train --config configs/quickstart.yaml "$@"

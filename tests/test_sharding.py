@@ -82,6 +82,7 @@ def test_rows_are_split_over_data_and_fsdp() -> None:
     assert replicated(make_mesh({"fsdp": -1})).spec == PartitionSpec()
 
 
+@pytest.mark.slow
 def test_eight_devices_compute_what_one_computes() -> None:
     program = """
         import jax, jax.numpy as jnp, numpy as np

@@ -87,6 +87,7 @@ GRID = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", GRID, ids=["plain", "several updates", "kl and schedule"])
 def test_resumed_equals_uninterrupted(small_run: SmallRun, options: dict[str, Any]) -> None:
     """Pain points P53, P55, P56: the cursor, every seed, the schedule and the reference survive."""

@@ -294,6 +294,7 @@ def test_no_stored_key_or_weight_is_copied_for_a_token() -> None:
         assert max(np.prod([int(n) for n in shape.split(",")]) for shape in moved) < kernel
 
 
+@pytest.mark.slow
 def test_sharded_parameters_draw_the_same_tokens(shared: JaxEngine) -> None:
     """Eight devices (data 2, fsdp 2, tensor 2) in a process of their own."""
     code = """

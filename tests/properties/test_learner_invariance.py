@@ -49,6 +49,7 @@ def gradient(name: str, samples: list[Sample], layout: Layout = LAYOUT, **option
     return loss, grads
 
 
+@pytest.mark.slow  # every way compiles its own shapes
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_packed_equals_one_trajectory_a_row(name: str, way: str) -> None:
@@ -56,6 +57,7 @@ def test_packed_equals_one_trajectory_a_row(name: str, way: str) -> None:
     assert_close(gradient(name, samples, **WAYS[way]), plain_gradient(OBJECTIVES[name], PARAMS, samples))
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(2, 10**6), groups=st.integers(1, 5), generations=st.integers(1, 5), shuffle=st.randoms())
 def test_any_samples_in_any_order(seed: int, groups: int, generations: int, shuffle: Any) -> None:

@@ -179,9 +179,7 @@ def test_build_reports_every_problem_and_names_twins() -> None:
         )
     text = str(raised.value)
     assert (
-        "did you mean 'accuracy'" in text
-        and "did you mean 'tolerance'" in text
-        and "rewards[2].options.pattern" in text
+        "did you mean 'accuracy'" in text and "did you mean 'tolerance'" in text and "rewards.2.options.pattern" in text
     )
     twins = build_rewards([RewardSection(name="regex", options={"pattern": p}) for p in "ab"])
     assert [twin.name for twin in twins] == ["regex", "regex_2"]
