@@ -2,12 +2,14 @@
 """One GRPO iteration against TRL's, on the same prompts, alternating in one run.
 
     pip install trl==1.16.0      # not a dependency of jaxgrpo; torch comes with the extra `test`
-    python scripts/bench_trl.py [--scenario a b] [--rounds 5] [--malloc]
+    python scripts/bench_trl.py [--scenario a b] [--rounds 5] [--reward digits] [--malloc]
 
 8 prompts × 8 completions of SmolLM2-135M-Instruct, float32, no KL, lengths as the model ends them. Scenario a: prompts of
 about 45 tokens, completions of at most 24. Scenario b: few-shot prompts of about 200 tokens, completions of at most 64.
 Each library runs in a process of its own; while one works on a step the other waits for its turn. Two rounds warm up
-(compilation, allocators). `--malloc` gives TRL's process the glibc settings that spare torch its page faults.
+(compilation, allocators). The reward `last_number` is what a run would use: many groups have equal rewards at first, and
+jaxgrpo leaves them out of the update. `digits` (the share of digits in the reply) gives every sample an advantage, so that
+nothing is left out: the worst case. `--malloc` gives TRL's process the glibc settings that spare torch its page faults.
 """
 
 from __future__ import annotations
@@ -65,7 +67,16 @@ def last_number(completions: list, answer: list[str], **_: object) -> list[float
     return [float(bool(numbers) and numbers[-1] == gold) for numbers, gold in zip(found, answer, strict=True)]
 
 
-def trl_worker(scenario: dict, steps: int) -> None:
+def digits(completions: list, **_: object) -> list[float]:
+    """The share of digits in the completion: hardly ever the same twice."""
+    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+    return [sum(letter.isdigit() for letter in text) / (len(text) + 1) + 1e-4 * len(text) for text in texts]
+
+
+REWARDS = {"last_number": last_number, "digits": digits}
+
+
+def trl_worker(scenario: dict, steps: int, reward: str) -> None:
     """TRL's trainer as installed; a callback waits for its turn before each step and reports after it."""
     import torch
     from datasets import Dataset
@@ -136,7 +147,7 @@ def trl_worker(scenario: dict, steps: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     trainer = Timed(
         model=str(MODEL),
-        reward_funcs=last_number,
+        reward_funcs=REWARDS[reward],
         args=config,
         train_dataset=data,
         processing_class=tokenizer,
@@ -145,7 +156,7 @@ def trl_worker(scenario: dict, steps: int) -> None:
     trainer.train()
 
 
-def jaxgrpo_worker(scenario: dict, steps: int) -> None:
+def jaxgrpo_worker(scenario: dict, steps: int, reward: str) -> None:
     """The pieces of a run, built from a config as the door builds them, stepped by hand."""
     import asyncio
 
@@ -161,7 +172,8 @@ def jaxgrpo_worker(scenario: dict, steps: int) -> None:
         "steps": steps,
         "model": {"path": str(MODEL)},
         "data": {"train": str(directory / "train.jsonl"), "shuffle": False, "max_prompt_tokens": 320},
-        "rewards": [{"name": "last_number"}],
+        "plugins": [str(directory / "plugin.py")],
+        "rewards": [{"name": f"bench_{reward}"}],
         "rollout": {
             "prompts_per_step": PROMPTS_PER_STEP,
             "num_generations": NUM_GENERATIONS,
@@ -171,6 +183,11 @@ def jaxgrpo_worker(scenario: dict, steps: int) -> None:
         "optimizer": {"learning_rate": LEARNING_RATE},
         "logging": {"progress": "none", "tensorboard": False},
     }
+    (directory / "plugin.py").write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\nimport bench_trl\n"
+        "from jaxgrpo.registry import register\n"
+        "for name, function in bench_trl.REWARDS.items():\n    register('reward', f'bench_{name}')(function)\n"
+    )
     (directory / "run.yaml").write_text(json.dumps(config))
     prepared = prepare(load_config(directory / "run.yaml"), directory, resume=False)
     run, state, _ = build(prepared, resume=False)
@@ -204,9 +221,10 @@ WORKERS = {"trl": trl_worker, "jaxgrpo": jaxgrpo_worker}
 class Worker:
     """A library in a process of its own, which works only when asked."""
 
-    def __init__(self, name: str, scenario: str, steps: int, environment: dict[str, str]):
+    def __init__(self, name: str, scenario: str, steps: int, reward: str, environment: dict[str, str]):
         reading, writing = os.pipe()
         command = [sys.executable, __file__, "--worker", name, "--scenario", scenario, "--rounds", str(steps)]
+        command += ["--reward", reward]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -248,10 +266,10 @@ def row(name: str, results: list[dict]) -> str:
     )
 
 
-def compare(scenario: str, rounds: int, warmup: int, environment: dict[str, str]) -> None:
+def compare(scenario: str, rounds: int, warmup: int, reward: str, environment: dict[str, str]) -> None:
     """Runs one scenario and prints both rows and the ratio, round by round."""
     steps = rounds + warmup
-    workers = {name: Worker(name, scenario, steps, environment if name == "trl" else {}) for name in WORKERS}
+    workers = {name: Worker(name, scenario, steps, reward, environment if name == "trl" else {}) for name in WORKERS}
     try:
         results = {name: [] for name in workers}
         for index in range(steps):
@@ -263,7 +281,7 @@ def compare(scenario: str, rounds: int, warmup: int, environment: dict[str, str]
         for worker in workers.values():
             worker.close()
     ratios = [a["total"] / b["total"] for a, b in zip(results["trl"], results["jaxgrpo"], strict=True)]
-    print(f"scenario {scenario}: {SCENARIOS[scenario]}, {rounds} rounds after {warmup} of warm-up")
+    print(f"scenario {scenario}: {SCENARIOS[scenario]}, reward {reward}, {rounds} rounds after {warmup} of warm-up")
     for name in WORKERS:
         print(row(name, results[name]))
     print(f"  TRL / jaxgrpo: median {statistics.median(ratios):.1f} [{min(ratios):.1f}–{max(ratios):.1f}]", flush=True)
@@ -275,17 +293,18 @@ def main() -> None:
     parser.add_argument("--scenario", nargs="*", default=list(SCENARIOS), choices=list(SCENARIOS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--reward", choices=list(REWARDS), default="last_number")
     parser.add_argument("--malloc", action="store_true", help="spare torch page faults by glibc's settings")
     parser.add_argument("--worker", choices=list(WORKERS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         os.environ.setdefault("BENCH_PIPE", "1")
-        WORKERS[arguments.worker](SCENARIOS[arguments.scenario[0]], arguments.rounds)
+        WORKERS[arguments.worker](SCENARIOS[arguments.scenario[0]], arguments.rounds, arguments.reward)
         return
     environment = MALLOC if arguments.malloc else {}
     print(f"TRL {'with glibc settings ' + str(MALLOC) if arguments.malloc else 'as installed'}")
     for scenario in arguments.scenario:
-        compare(scenario, arguments.rounds, arguments.warmup, environment)
+        compare(scenario, arguments.rounds, arguments.warmup, arguments.reward, environment)
 
 
 if __name__ == "__main__":
