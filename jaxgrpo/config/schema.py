@@ -294,7 +294,7 @@ class LearnerSection(Section):
     )
     num_iterations: int = Field(1, gt=0, description="Passes over a step's samples.")
     micro_batch_tokens: int = Field(
-        4096,
+        2048,
         gt=0,
         description="Packed tokens processed at once, on each data shard; changes memory and speed, never the result.",
     )
