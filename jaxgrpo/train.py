@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from jaxgrpo.trainer.prepare import prepare  # and with it JAX: a slip in the config need not wait for that
 
     prepared = prepare(config, Path(options.config).parent, resume=options.resume)
-    print("\n".join(prepared.plan.lines()), flush=True)
+    print("\n".join([*prepared.plan.lines(), f"device      {prepared.device}"]), flush=True)
     if options.check:
         print("the config is sound; nothing was trained (--check)")
         return 0

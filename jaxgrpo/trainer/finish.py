@@ -34,15 +34,13 @@ def summary(output: Path, exported: Path | None) -> list[str]:
     evaluated = [record for record in records if record.get("eval/accuracy") is not None]
     if evaluated:
         first, last = evaluated[0], evaluated[-1]
-        lines.append(
-            f"held-out accuracy  {first['eval/accuracy']:.1%} before → {last['eval/accuracy']:.1%} "
-            f"after step {last['step']}"
-        )
+        after = f" → {last['eval/accuracy']:.1%} after step {last['step']}" if last["step"] else ""
+        lines.append(f"held-out accuracy  {first['eval/accuracy']:.1%} before{after}")
     rewards = [record["reward"] for record in records if record.get("reward") is not None]
-    if rewards:
+    if len(rewards) > 1:
         tenth = max(1, len(rewards) // 10)
         start, end = sum(rewards[:tenth]) / tenth, sum(rewards[-tenth:]) / tenth
-        lines.append(f"training reward    {start:.3f} → {end:.3f} (means of the first and the last {tenth} steps)")
+        lines.append(f"training reward    {start:.3f} → {end:.3f} (mean of {tenth} steps at each end)")
     lines += [
         f"metrics            {output / 'metrics.jsonl'}   (curves: tensorboard --logdir {output / 'tensorboard'})"
     ]
@@ -71,6 +69,11 @@ def _hints(records: list[dict]) -> list[str]:
         hints.append(
             f"{mean('frac_reward_zero_std'):.0%} of groups had equal rewards and taught nothing: "
             "take harder (or easier) prompts, or raise rollout.num_generations"
+        )
+    if mean("update/padding_share") > 0.6:
+        hints.append(
+            f"{mean('update/padding_share'):.0%} of the update's tokens were padding: "
+            "set data.max_prompt_tokens and rollout.max_completion_tokens closer to what occurs"
         )
     if mean("update_skipped") > 0:
         hints.append("updates were skipped for non-finite gradients: lower optimizer.learning_rate")

@@ -44,6 +44,12 @@ class Prepared:
     scheduler: Scheduler
     objective: Objective
 
+    @property
+    def device(self) -> str:
+        """What the run will compute on, in words."""
+        device = jax.devices()[0]
+        return f"{jax.device_count()} × {device.platform} ({device.device_kind})"
+
 
 class _Checks:
     """Runs checks one after the other and keeps the problems of all."""
