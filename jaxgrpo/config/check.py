@@ -160,15 +160,14 @@ def _mesh(config: Config) -> Iterator[Problem]:
 
 def _rewards(config: Config) -> Iterator[Problem]:
     rewards = config.rewards
-    environment = config.rollout.scheduler != "single_turn"  # such a scheduler may bring rewards of its own
-    if not rewards and not environment:
+    if not rewards:
         yield Problem(
             "rewards",
             "no reward function",
             "at least one: without rewards there is nothing to learn",
-            "add `rewards: [{name: last_number}]`; or a scheduler whose environment rewards, in rollout.scheduler",
+            "add `rewards: [{name: last_number}]`; or write one in a plug-in file (examples/reward_plugin.py)",
         )
-    if rewards and not environment and all(reward.weight == 0 for reward in rewards):
+    if rewards and all(reward.weight == 0 for reward in rewards):
         yield Problem(
             "rewards",
             "a weight of 0 for every reward",

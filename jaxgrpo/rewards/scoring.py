@@ -227,7 +227,7 @@ def _number(reward: Reward, value: Any, index: int) -> float:
             f"reward {reward.name!r} gave sample {index} {_short(value)}, a {type(value).__name__}; "
             "expected a number, or None to abstain"
         )
-    if not math.isfinite(value):
+    if not math.isfinite(np.float32(value)):  # scores are kept in float32
         raise RunError(f"reward {reward.name!r} gave sample {index} {value}; return None to abstain")
     return float(value)
 

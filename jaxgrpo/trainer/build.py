@@ -15,7 +15,7 @@ from jaxgrpo.config.load import dump_config
 from jaxgrpo.config.schema import Config
 from jaxgrpo.data.stream import PromptStream
 from jaxgrpo.engines.jax_engine import JaxEngine
-from jaxgrpo.errors import RunError
+from jaxgrpo.errors import Problem, RunError, UserError
 from jaxgrpo.learner.checkpoint import Checkpoints
 from jaxgrpo.learner.layout import choose_layout
 from jaxgrpo.learner.optimizer import make_optimizer
@@ -51,10 +51,13 @@ def build(prepared: Prepared, *, resume: bool) -> tuple[Run, TrainState, int]:
     learner = make_learner(prepared, decoder, mesh)
     checkpoints = Checkpoints(output / "checkpoints", config.checkpoint.keep)
     step = checkpoints.latest() if resume else None
+    if step is not None and step > prepared.plan.steps:
+        found = f"{prepared.plan.steps} steps, but the newest checkpoint in {output} is of step {step}"
+        raise UserError(Problem("steps", found, f"at least {step} steps", "raise steps, or start another output_dir"))
     state, progress = _state(prepared, learner, checkpoints, step)
     step = step or 0
     run = _run(prepared, learner, checkpoints, progress, step)
-    (output / "config.yaml").write_text(dump_config(config))
+    (output / "config.yaml").write_text(dump_config(prepared.portable_config))
     if resume:
         run.reporter.note(f"going on from step {step}" if step else "no checkpoint yet: starting from the beginning")
     return run, state, step
@@ -123,7 +126,9 @@ def _run(prepared: Prepared, learner: Learner, checkpoints: Checkpoints, progres
         metrics = JsonLines(output / "metrics.jsonl", progress.get("metrics_bytes", 0))
         completions = None
         if config.logging.completions:
-            completions = JsonLines(output / "completions.jsonl", progress.get("completions_bytes", 0))
+            size = progress.get("completions_bytes", 0)
+            file = output / "completions.jsonl"
+            completions = JsonLines(file, size if size is not None else file.stat().st_size if file.exists() else 0)
     except ValueError as error:
         raise RunError(f"cannot resume: {error}") from error
     return Run(
@@ -184,10 +189,12 @@ def _evaluation(prepared: Prepared, training: Collector) -> Evaluation | None:
 
 def _improver(prepared: Prepared, learner: Learner) -> Improver:
     config, section = prepared.config, prepared.config.learner
+    # A row that is drawn more than once in a step (there are too few) makes one group of all its samples.
+    draws = -(-config.rollout.prompts_per_step // len(prepared.train_prompts.prompts))
     layout = choose_layout(
         config.data.max_prompt_tokens,
         config.rollout.max_completion_tokens,
-        config.rollout.num_generations,
+        config.rollout.num_generations * draws,
         section.micro_batch_tokens,
         section.row_tokens,
         prepared.plan.mesh["data"] * prepared.plan.mesh["fsdp"],

@@ -11,6 +11,7 @@ from jaxgrpo.errors import Problem, UserError
 from jaxgrpo.learner.checkpoint import Checkpoints
 from jaxgrpo.learner.optimizer import make_optimizer
 from jaxgrpo.learner.state import abstract_state
+from jaxgrpo.registry import load_plugins
 from jaxgrpo.sharding import make_mesh
 from jaxgrpo.trainer.build import make_decoder
 from jaxgrpo.trainer.prepare import build_objective
@@ -33,6 +34,7 @@ def export(directory: Path, step: int | None, out: Path | None, dtype: str | Non
         UserError: there is no such checkpoint, or the model the run started from is gone.
     """
     config = load_config(directory / "config.yaml")
+    load_plugins(config.plugins, directory)
     checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
     steps = checkpoints.steps()
     if not steps or (step is not None and step not in steps):
@@ -42,7 +44,7 @@ def export(directory: Path, step: int | None, out: Path | None, dtype: str | Non
         raise UserError(Problem("--step", str(step), expected, "leave --step out for the newest"))
     step = steps[-1] if step is None else step
     model = validate_pretrained(config.model.path)
-    mesh = make_mesh(config.learner.mesh.model_dump())
+    mesh = make_mesh({"fsdp": -1})  # of this machine: the run's may have had more devices
     jax.set_mesh(mesh)
     decoder = make_decoder(config, model)
     objective = build_objective(config)

@@ -77,11 +77,15 @@ def train(run: Run, state: TrainState, step: int) -> tuple[TrainState, int]:
         if step == 0 and run.evaluation:
             run.reporter.note("evaluating before training")
             _record(run, 0, events.run(_evaluate(run, 0)))
+        saved = step
         while step < run.total_steps and not run.stop_asked:
             step += 1
             state = _one_step(run, events, state, step)
-            if step == run.total_steps or run.stop_asked or (run.checkpoint_every and step % run.checkpoint_every == 0):
+            if run.checkpoint_every and step % run.checkpoint_every == 0:
                 save(run, state, step)
+                saved = step
+        if step != saved:  # the end, or a request to stop: it may come at any moment
+            save(run, state, step)
     return state, step
 
 
@@ -117,7 +121,8 @@ def save(run: Run, state: TrainState, step: int) -> None:
         "step": step,
         "prompts": run.prompts.state(),
         "metrics_bytes": run.metrics.lines.sync(),
-        "completions_bytes": run.completions.sync() if run.completions else 0,
+        # None: not recorded at present; what an earlier part of the run recorded stays as it is.
+        "completions_bytes": run.completions.sync() if run.completions else None,
     }
     run.checkpoints.save(step, state, progress)
 

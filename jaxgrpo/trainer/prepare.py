@@ -35,6 +35,7 @@ class Prepared:
     """What is known of a run once it is known to be sound. No weight has been read."""
 
     config: Config
+    directory: Path
     plan: Plan
     model: ModelConfig
     chat: ChatTokenizer
@@ -43,6 +44,12 @@ class Prepared:
     rewards: list[Reward]
     scheduler: Scheduler
     objective: Objective
+
+    @property
+    def portable_config(self) -> Config:
+        """The config with plug-in files under absolute names, so that it can be read from anywhere."""
+        plugins = [_absolute(plugin, self.directory) for plugin in self.config.plugins]
+        return self.config.model_copy(update={"plugins": plugins})
 
     @property
     def device(self) -> str:
@@ -110,7 +117,7 @@ def prepare(config: Config, directory: Path, *, resume: bool) -> Prepared:
     ]
     audited = _audit_golds(rewards, train_prompts)
     planned = replace(planned, warnings=(*planned.warnings, *skipped, *audited))
-    return Prepared(config, planned, model, chat, train_prompts, eval_prompts, rewards, scheduler, objective)
+    return Prepared(config, directory, planned, model, chat, train_prompts, eval_prompts, rewards, scheduler, objective)
 
 
 def _audit_golds(rewards: list[Reward], prompts: PromptSet) -> list[str]:
@@ -151,6 +158,12 @@ def build_objective(config: Config) -> Objective:
         return from_preset(section.pop("preset"), **section)
     except UserError as error:
         raise UserError([replace(p, path=_in_section(p.path)) for p in error.problems]) from error
+
+
+def _absolute(plugin: str, directory: Path) -> str:
+    if not plugin.endswith(".py"):
+        return plugin  # a module
+    return str(((directory / plugin) if (directory / plugin).is_file() else Path(plugin)).absolute())
 
 
 def _in_section(path: str) -> str:

@@ -120,6 +120,39 @@ def cut_back_to(output: Path, step: int) -> None:
         file.write('{"step": 5, "rew')  # and in the middle of a line
 
 
+def test_what_was_recorded_survives_a_part_that_does_not_record(small_run: SmallRun) -> None:
+    small_run.set("checkpoint.every_steps", 1)
+    completions = small_run.root / "out" / "completions.jsonl"
+    assert run(small_run, "steps=1") == 0
+    recorded = completions.read_bytes()
+    assert run(small_run, "steps=2", "logging.completions=false", "--resume") == 0
+    assert run(small_run, "steps=3", "--resume") == 0
+    assert recorded and completions.read_bytes().startswith(recorded)
+    assert {record["step"] for record in lines(completions)} == {0, 1, 3}
+
+
+def test_a_resumed_run_cannot_end_before_it_begins(small_run: SmallRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(small_run, "steps=2") == 0
+    assert run(small_run, "steps=1", "--resume") == 2
+    assert "checkpoint in out is of step 2" in capsys.readouterr().err
+
+
+def test_export_loads_the_plugins_of_the_run(small_run: SmallRun, tmp_path: Path) -> None:
+    (small_run.root / "mine.py").write_text(
+        "import jax.numpy as jnp\nfrom jaxgrpo.registry import register\n\n@register('policy_loss', 'mine')\n"
+        "def mine(view):\n    return -view.ratio * view.advantages, {}\n"
+    )
+    small_run.set("plugins", ["mine.py"])
+    small_run.set("objective", {"preset": "grpo", "policy_loss": "mine", "kl_coef": 0})
+    assert run(small_run, "steps=1", "checkpoint.export=false") == 0
+    code = (
+        f"import sys; from jaxgrpo.export import main; sys.exit(main(['{small_run.root / 'out'}', '--out', 'written']))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=small_run.root, env=environment, check=False)
+    assert done.returncode == 0 and (small_run.root / "written" / "model.safetensors").exists()
+
+
 def test_an_output_directory_is_never_overwritten(small_run: SmallRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(small_run, "steps=1") == 0
     before = (small_run.root / "out" / "metrics.jsonl").read_bytes()
