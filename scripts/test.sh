@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All tests: environment, lint, the unit suite (under three minutes), then the slow tests on real models and processes.
+# All tests: environment, lint, the unit suite, then the slow tests on real models and processes.
 #   bash scripts/test.sh [unit|slow|pytest arguments …]
 set -euo pipefail
 source "$(dirname "$0")/environment.sh" test
